@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian 12 machine with Rust.
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-tests build wheel demo test lint programs unit fuzz-short fuzz vm python bench-python bench benchmarks bench-programs fresh clean
+.PHONY: help setup setup-tests build wheel demo test lint programs unit fuzz-short fuzz vm python sdk bench-python bench benchmarks bench-programs fresh clean
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -34,7 +34,7 @@ wheel: setup-tests
 demo: build
 	@./scripts/demo $(TARGET)/release/sandtree
 
-test: setup-tests lint unit fuzz-short vm python
+test: setup-tests lint unit fuzz-short vm python sdk
 	@echo "all checks and tests passed"
 
 # The second clippy checks the program as it is shipped: without the features of tests and benchmarks.
@@ -77,6 +77,10 @@ endif
 python: programs
 	./scripts/wheel $(TARGET)/python/wheels --debug
 	./scripts/python-tests $(TARGET)/python/wheels/*.whl $(if $(ONLY),-k $(ONLY))
+
+# The real E2B and CubeSandbox clients against the server, with real guests. Uses the store that `vm` has filled.
+sdk: programs
+	./scripts/sdk-tests $(TARGET)/debug/sandtree $(if $(ONLY),-k $(ONLY))
 
 # Import time, overhead of a command and streams of the Python package, from the wheel for release.
 bench-python: wheel

@@ -32,7 +32,11 @@ const ALLOWED: &[Allowed] = &[
         &[],
     ),
     allowed("bench-guest", &["sandtree-proto"], RUNTIME),
-    allowed("cli", &["sandtree"], &["ureq", "rustls", "rusqlite"]),
+    allowed(
+        "cli",
+        &["sandtree", "sandtree-server"],
+        &["ureq", "rustls", "rusqlite"],
+    ),
     allowed("diff", &["sandtree-disk"], RUNTIME),
     allowed("disk", &[], RUNTIME),
     allowed("engine", &[], &["ureq", "rustls", "rusqlite"]),
@@ -66,6 +70,11 @@ const ALLOWED: &[Allowed] = &[
             "sandtree-store",
         ],
         &["clap", "indicatif"],
+    ),
+    allowed(
+        "server",
+        &["sandtree"],
+        &["clap", "indicatif", "rusqlite", "ureq"],
     ),
     allowed("store", &["sandtree-disk"], RUNTIME),
 ];

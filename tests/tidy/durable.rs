@@ -101,7 +101,7 @@ const REASONS: &[(&str, &[&str], &str)] = &[
     ),
     (
         "crates/sandbox/src/hub/spool.rs",
-        &["File::create", "fs::create_dir_all("],
+        &["File::create", "fs::create_dir_all(", "fs::remove_dir_all("],
         "output of commands is durable only as part of a state",
     ),
     (

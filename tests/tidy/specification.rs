@@ -18,7 +18,7 @@ fn words() -> Words {
         let names = test_names(&code.bare);
         (code.source.path.clone(), names)
     });
-    let python = sources::python(&["tests/python"]).into_iter();
+    let python = sources::python(&["tests/python", "tests/sdk"]).into_iter();
     let python = python.map(|source| {
         let names = test_names(&source.text);
         (source.path, names)

@@ -27,6 +27,8 @@ const COPY_SIZE: usize = 256 * 1024;
 /// How much of a name the temporary name keeps, so that it stays below the 255 bytes of a file
 /// system.
 const STAGED_NAME_MAX: usize = 200;
+const STAGING_SUFFIX: &str = ".sandtree-";
+const STAGING_DIGITS: usize = 16;
 
 pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
     let message = || format!("cannot open {}", path.display());
@@ -160,8 +162,23 @@ fn staging_name(name: &OsStr) -> Result<OsString, Failure> {
     rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
         .or_failure(|| "cannot choose a temporary name".into())?;
     let kept = &name.as_bytes()[..name.len().min(STAGED_NAME_MAX)];
-    let suffix = format!(".sandtree-{:016x}", u64::from_ne_bytes(random));
+    let suffix = format!("{STAGING_SUFFIX}{:016x}", u64::from_ne_bytes(random));
     Ok(OsString::from_vec([b".", kept, suffix.as_bytes()].concat()))
+}
+
+/// Whether a name is that of a temporary file of a write.
+pub fn is_staging_name(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    let Some(at) = name
+        .len()
+        .checked_sub(STAGING_SUFFIX.len() + STAGING_DIGITS)
+    else {
+        return false;
+    };
+    let (begin, digits) = name.split_at(at + STAGING_SUFFIX.len());
+    begin.starts_with(b".")
+        && begin.ends_with(STAGING_SUFFIX.as_bytes())
+        && digits.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Renaming over a device would replace it, for example `/dev/null` by a file.
@@ -332,6 +349,15 @@ mod tests {
         let one = staging_name(&name).unwrap();
         let other = staging_name(&name).unwrap();
         assert!(one.len() <= 255 && one != other);
+        assert!(is_staging_name(&one));
+        for other in [
+            "",
+            ".a",
+            "a.sandtree-0123456789abcdef",
+            ".a.sandtree-0123456789abcdeg",
+        ] {
+            assert!(!is_staging_name(OsStr::new(other)), "{other}");
+        }
     }
 
     #[test]

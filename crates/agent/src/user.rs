@@ -2,11 +2,18 @@
 //! a static program in a bare guest does not have.
 
 use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::path::Path;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sandtree_proto::Failure;
 
 use crate::failure::refusal;
+use crate::files::open_without_waiting;
+
+/// More than any real list of users has.
+const FILE_MAX: u64 = 4 << 20;
 
 /// The user that a command runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,13 +33,23 @@ pub struct Database {
     group: String,
 }
 
+/// The beginning of a regular file. The agent's loop reads it, and a guest may put a pipe or an
+/// endless device in its place.
+fn text(path: &Path) -> io::Result<String> {
+    let file = open_without_waiting(path, OFlags::empty())?;
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 impl Database {
     pub fn read() -> Self {
-        let text =
-            |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
         Self {
-            passwd: text("/etc/passwd"),
-            group: text("/etc/group"),
+            passwd: text(Path::new("/etc/passwd")).unwrap_or_default(),
+            group: text(Path::new("/etc/group")).unwrap_or_default(),
         }
     }
 
@@ -163,6 +180,19 @@ mod tests {
             passwd: "root:x:0:0:root:/root:/bin/ash\nann:x:1000:100::/home/ann:\nbroken\n".into(),
             group: "root:x:0:\nusers:x:100:\nwheel:x:10:bob,ann\n".into(),
         }
+    }
+
+    #[test]
+    fn only_the_beginning_of_a_regular_file_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(text(&pipe).is_err());
+        assert!(text(Path::new("/dev/zero")).is_err());
+        let long = dir.path().join("long");
+        std::fs::write(&long, vec![b'a'; FILE_MAX as usize + 5]).unwrap();
+        assert_eq!(text(&long).unwrap().len(), FILE_MAX as usize);
     }
 
     #[test]

@@ -22,16 +22,17 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 use sandtree_proto::message::encode_item;
-use sandtree_proto::{Failure, WatchChange, WatchEvent};
+use sandtree_proto::{Failure, WatchChange, WatchEvent, WatchScope};
 
 use crate::failure::{OrFailure, refusal, tolerate};
+use crate::files::is_staging_name;
 
 /// The kernel's own limit is often lower, and all watches of the guest share it.
 const DIRECTORIES_MAX: usize = 16 * 1024;
 const BUFFER: usize = 64 * 1024;
 
 /// Reports changes until the other end of `out` is closed, or the directory is removed.
-pub fn watch(path: &Path, recursive: bool, out: OwnedFd) -> Result<(), Failure> {
+pub fn watch(path: &Path, scope: WatchScope, out: OwnedFd) -> Result<(), Failure> {
     let message = || format!("cannot watch {}", path.display());
     if !fs::metadata(path).or_failure(message)?.is_dir() {
         return Err(refusal(
@@ -42,12 +43,13 @@ pub fn watch(path: &Path, recursive: bool, out: OwnedFd) -> Result<(), Failure> 
     let queue = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
     let mut watched = Watched {
         top: path.to_owned(),
-        recursive,
+        scope,
         queue: queue.or_failure(message)?,
         directories: HashMap::new(),
+        published: None,
     };
     watched.add(PathBuf::new()).or_failure(message)?;
-    if recursive {
+    if scope == WatchScope::Tree {
         // Existing files are not changes.
         watched.add_below(Path::new(""));
     }
@@ -77,16 +79,20 @@ impl Reports {
 /// The watched directories.
 struct Watched {
     top: PathBuf,
-    recursive: bool,
+    scope: WatchScope,
     queue: OwnedFd,
     /// By watch descriptor; relative to the top.
     directories: HashMap<i32, PathBuf>,
+    /// The number of the last rename of a temporary file, which ends a write of the agent's.
+    published: Option<u32>,
 }
 
 /// An event of the kernel's, with its directory.
 struct Change {
     flags: ReadFlags,
     directory: i32,
+    /// The same for both events of a rename.
+    rename: u32,
     name: Option<PathBuf>,
 }
 
@@ -104,7 +110,7 @@ impl Watched {
         }
     }
 
-    /// Waits for an event. Fails when nobody reads the reports any more.
+    /// Waits for an event. Fails when the reports have no reader any more.
     fn wait(&self, reports: &Reports) -> io::Result<()> {
         let mut ends = [
             PollFd::new(&self.queue, PollFlags::IN),
@@ -131,9 +137,10 @@ impl Watched {
                 Ok(event) => changes.push(Change {
                     flags: event.events(),
                     directory: event.wd(),
-                    name: event.file_name().map(|name| {
-                        PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes()))
-                    }),
+                    rename: event.cookie(),
+                    name: event
+                        .file_name()
+                        .map(|name| PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes()))),
                 }),
                 Err(Errno::AGAIN) => return Ok(changes),
                 Err(Errno::INTR) => {}
@@ -150,6 +157,7 @@ impl Watched {
         let Change {
             flags,
             directory,
+            rename,
             name,
         } = change;
         if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
@@ -166,12 +174,20 @@ impl Watched {
             // An event of a directory itself, which its parent reports by name.
             return Ok(());
         };
-        let path = parent.join(name);
         let Some(kind) = kind(flags) else {
             return Ok(());
         };
+        if is_staging_name(name.as_os_str()) {
+            // The write itself shows when the file gets its name.
+            self.published = (kind == WatchChange::MovedAway).then_some(rename);
+            return Ok(());
+        }
+        let path = parent.join(name);
         reports.send(kind, &path)?;
-        if !flags.contains(ReadFlags::ISDIR) || !self.recursive {
+        if kind == WatchChange::Created && self.published.take_if(|it| *it == rename).is_some() {
+            return reports.send(WatchChange::Written, &path);
+        }
+        if !flags.contains(ReadFlags::ISDIR) || self.scope == WatchScope::Directory {
             return Ok(());
         }
         match kind {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use client::{Agent, Seen};
 use sandtree_proto::message::decode_item;
-use sandtree_proto::{FileKind, HostMessage, Open, Outcome, Reply, Request};
+use sandtree_proto::{DirEntry, FileKind, HostMessage, Open, Outcome, Reply, Request};
 
 fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
@@ -167,7 +167,8 @@ fn directories_are_listed_with_their_entries() {
         path: bytes(dir.path()),
     });
     let mut listing = agent.client.finish(channel).out;
-    let entries: Vec<_> = std::iter::from_fn(|| decode_item::<DirEntry>(&mut listing).unwrap()).collect();
+    let entries: Vec<_> =
+        std::iter::from_fn(|| decode_item::<DirEntry>(&mut listing).unwrap()).collect();
     assert_eq!(entries.len(), 2002);
     let of = |name: &[u8]| {
         entries

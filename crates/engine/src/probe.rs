@@ -37,9 +37,9 @@ use crate::version::Version;
 
 pub(crate) use catalogue::Asked;
 pub use kvm::KvmVerdict;
+pub(crate) use kvm::{KvmFinding, probe_kvm};
 #[cfg(test)]
 pub(crate) use kvm::{Refusal, round_trip};
-pub(crate) use kvm::{KvmFinding, probe_kvm};
 pub use tracking::TrackingVerdict;
 
 use catalogue::Catalogue;

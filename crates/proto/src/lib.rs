@@ -17,7 +17,7 @@ pub use message::{
     AgentHello, AgentMessage, Boot, ChannelState, DirEntry, ExecStart, Failure, FileKind,
     HookFailure, HostHello, HostMessage, HubFailure, Identity, Metrics, MountAccess, MountEnd,
     MountStart, Network, Open, Outcome, Rebirth, Reply, Request, Stat, TermSize, WatchChange,
-    WatchEvent,
+    WatchEvent, WatchScope,
 };
 pub use stream::{Outgoing, StreamError};
 pub use version::{VERSION_MAX, VERSION_MIN};

@@ -162,12 +162,11 @@ pub enum Open {
     Discard {
         tag: String,
     },
-    /// [`WatchEvent`]s on `Out`, each with its encoded length as a little-endian u32 before it, until
-    /// the channel is closed or the directory is removed. From version 6 on.
+    /// [`WatchEvent`]s on `Out`, each with its encoded length as a little-endian u32 before it,
+    /// until the channel is closed or the directory is removed. From version 6 on.
     Watch {
         path: Vec<u8>,
-        /// Directories below it, too, also those that are made later.
-        recursive: bool,
+        scope: WatchScope,
     },
 }
 
@@ -179,6 +178,14 @@ impl Open {
             _ => 1,
         }
     }
+}
+
+/// How much of a directory is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WatchScope {
+    Directory,
+    /// Directories below it, too, also those that are made later.
+    Tree,
 }
 
 /// A change below a watched directory.
@@ -778,7 +785,7 @@ mod tests {
             window: 4096,
             open: Open::Watch {
                 path: b"/w".to_vec(),
-                recursive: true,
+                scope: WatchScope::Tree,
             },
         };
         assert_eq!(hex(&open), "010180200a022f7701");

@@ -84,7 +84,11 @@ impl Host {
             has_room
         })?;
         if !added {
-            return Err(Error::invalid("number of keys", KEYS_MAX + 1, "at most 10000"));
+            return Err(Error::invalid(
+                "number of keys",
+                KEYS_MAX + 1,
+                "at most 10000",
+            ));
         }
         Ok(NewKey { key, info })
     }
@@ -173,7 +177,10 @@ fn hmac(key: &[u8], message: &[u8]) -> [u8; 32] {
     assert!(key.len() <= BLOCK, "a secret has 64 digits");
     let padded = |pad: u8| {
         let mut block = [pad; BLOCK];
-        block.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+        block
+            .iter_mut()
+            .zip(key)
+            .for_each(|(byte, key)| *byte ^= key);
         block
     };
     let inner = Sha256::new()
@@ -201,7 +208,11 @@ mod tests {
         let key = random_key();
         let digits = key.strip_prefix("e2b_").unwrap();
         assert_eq!(digits.len(), 40);
-        assert!(digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')));
+        assert!(
+            digits
+                .bytes()
+                .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        );
         assert_ne!(key, random_key());
     }
 

@@ -103,8 +103,8 @@ pub use export::FileExport;
 pub use fault::{Fault, Faults, Step};
 pub use fork::{ForkMounts, ForkReport, ForkSpec, default_concurrency};
 pub use guest::{
-    Exec, ExecHandle, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin,
-    Transfer, Tunnel, Watch,
+    Exec, ExecHandle, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime,
+    Output, Stdin, Transfer, Tunnel, Watch,
 };
 pub use host::{Doctor, Host, QemuFound, QemuReport};
 pub use hub::ExecEntry;
@@ -118,10 +118,12 @@ pub use progress::{Advance, Progress};
 pub use reference::absolute_reference;
 pub use sandbox::Sandbox;
 pub use sandtree_images::{ImageInfo, PulledKind, Pushed, RegistryAccess, RemovedImage, ToolEnv};
-pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize, WatchChange, WatchEvent};
+pub use sandtree_proto::{
+    DirEntry, FileKind, Metrics, Stat, TermSize, WatchChange, WatchEvent, WatchScope,
+};
 pub use sandtree_store::{
-    AccelChoice, Arch, Consistency, Ended, ExecDefaults, Expiry, ExpiryAction, KeyLimits, Init, MountAccess, Network, PublishedPort,
-    SaveOnStop, SaveTarget, StateKind, rename_noreplace,
+    AccelChoice, Arch, Consistency, Ended, ExecDefaults, Expiry, ExpiryAction, Init, KeyLimits,
+    MountAccess, Network, PublishedPort, SaveOnStop, SaveTarget, StateKind, rename_noreplace,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
 pub use snapshots::{

@@ -32,13 +32,13 @@ use crate::keeper::{self, Connection, Keeper, Stats, Task};
 use crate::lend::Loan;
 use crate::mounts::{InUse, MountInfo, MountSpec, SERVED_WITHIN, ServedMount};
 use crate::order::{
-    Anywhere, AtRest, Expire, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Unmount, Wanted,
-    as_ms,
+    Anywhere, AtRest, Expire, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Unmount,
+    Wanted, as_ms,
 };
+use crate::spec::check_expiry;
 use crate::states::{
     Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, StateInfo,
 };
-use crate::spec::check_expiry;
 use crate::status::{State, StateWatch};
 use crate::verb::Verb;
 

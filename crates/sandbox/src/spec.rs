@@ -212,7 +212,8 @@ impl SandboxSpec {
         self.mounts.iter().try_for_each(MountSpec::check)?;
         self.env.iter().try_for_each(check_variable)?;
         check_labels(&self.labels).map_err(store_error("label a sandbox"))?;
-        self.expiry.map_or(Ok(()), |expiry| check_expiry(expiry.after_ms))?;
+        self.expiry
+            .map_or(Ok(()), |expiry| check_expiry(expiry.after_ms))?;
         if self.auto_checkpoint == Some(0) {
             return Err(Error::invalid(
                 "number of automatic checkpoints",

@@ -12,9 +12,16 @@ use tokio::sync::mpsc;
 /// Pieces that wait for a client. A slow client slows the source down.
 const PIECES: usize = 8;
 
-/// The end into which a body is written. Dropped, the body is complete.
-#[derive(Debug, Clone)]
-pub struct Sender(mpsc::Sender<io::Result<Bytes>>);
+/// The end into which a body is written. A body is complete only if it was finished: the client of
+/// one that was dropped sees that it is cut off.
+#[derive(Debug)]
+pub struct Sender(mpsc::Sender<Piece>);
+
+#[derive(Debug)]
+enum Piece {
+    Data(Bytes),
+    End,
+}
 
 /// A body, and the end into which it is written.
 pub fn channel() -> (Sender, Body) {
@@ -25,14 +32,13 @@ pub fn channel() -> (Sender, Body) {
 impl Sender {
     /// Waits while the client is slow. Returns whether there is still a client.
     pub async fn send(&self, piece: impl Into<Bytes>) -> bool {
-        self.0.send(Ok(piece.into())).await.is_ok()
+        self.0.send(Piece::Data(piece.into())).await.is_ok()
     }
 
-    /// Cuts the connection: the client sees that the body is not complete.
-    pub async fn abort(self, reason: &str) {
-        let cut = io::Error::new(io::ErrorKind::ConnectionAborted, reason.to_owned());
-        // A client that is gone needs no sign.
-        drop(self.0.send(Err(cut)).await);
+    /// Completes the body.
+    pub async fn finish(self) {
+        // A client that is gone needs no end.
+        drop(self.0.send(Piece::End).await);
     }
 
     /// Waits until the client is gone.
@@ -41,7 +47,7 @@ impl Sender {
     }
 }
 
-struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
+struct Pieces(mpsc::Receiver<Piece>);
 
 impl hyper::body::Body for Pieces {
     type Data = Bytes;
@@ -51,7 +57,28 @@ impl hyper::body::Body for Pieces {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        let piece = self.0.poll_recv(context);
-        piece.map(|piece| piece.map(|piece| piece.map(Frame::data)))
+        self.0.poll_recv(context).map(|piece| match piece {
+            Some(Piece::Data(bytes)) => Some(Ok(Frame::data(bytes))),
+            Some(Piece::End) => None,
+            // Hyper cuts the connection.
+            None => Some(Err(io::ErrorKind::ConnectionAborted.into())),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_finished_body_is_complete() {
+        let (sender, body) = channel();
+        assert!(sender.send("a").await);
+        sender.finish().await;
+        assert_eq!(axum::body::to_bytes(body, 10).await.unwrap(), "a");
+        let (sender, body) = channel();
+        assert!(sender.send("a").await);
+        drop(sender);
+        assert!(axum::body::to_bytes(body, 10).await.is_err());
     }
 }

@@ -31,6 +31,14 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
+/// What the command line says.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    pub listen: Option<SocketAddr>,
+    pub tls: Option<TlsFiles>,
+    pub insecure: bool,
+}
+
 /// `sandtree.toml`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,18 +71,13 @@ impl FileConfig {
         })
     }
 
-    /// The configuration with what the command line says. `listen` and `tls` replace the file's.
-    pub fn with(
-        self,
-        listen: Option<SocketAddr>,
-        tls: Option<TlsFiles>,
-        insecure: bool,
-    ) -> Result<Config, ConfigError> {
+    /// The configuration with what the command line says, which replaces what the file says.
+    pub fn with(self, options: Options) -> Result<Config, ConfigError> {
         let timeout = self.default_timeout_seconds.map(Duration::from_secs);
         let config = Config {
-            listen: listen.or(self.listen).unwrap_or(DEFAULT_LISTEN),
-            tls: tls.or(self.tls),
-            insecure: insecure || self.insecure_listen,
+            listen: options.listen.or(self.listen).unwrap_or(DEFAULT_LISTEN),
+            tls: options.tls.or(self.tls),
+            insecure: options.insecure || self.insecure_listen,
             templates: self.templates,
             timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
         };
@@ -97,20 +100,27 @@ mod tests {
             cert: "c".into(),
             key: "k".into(),
         };
-        let config = FileConfig::default;
-        assert!(config().with(None, None, false).is_ok());
-        assert!(config().with(Some(open), None, false).is_err());
-        assert!(config().with(Some(open), None, true).is_ok());
-        assert!(config().with(Some(open), Some(tls), false).is_ok());
+        let accepted = |listen: Option<SocketAddr>, tls: Option<&TlsFiles>, insecure| {
+            let options = Options {
+                listen,
+                tls: tls.cloned(),
+                insecure,
+            };
+            FileConfig::default().with(options).is_ok()
+        };
+        assert!(accepted(None, None, false));
+        assert!(!accepted(Some(open), None, false));
+        assert!(accepted(Some(open), None, true));
+        assert!(accepted(Some(open), Some(&tls), false));
         let local: SocketAddr = "[::1]:1".parse().unwrap();
-        assert!(config().with(Some(local), None, false).is_ok());
+        assert!(accepted(Some(local), None, false));
     }
 
     #[test]
     fn the_file_is_read_and_misspelled_names_are_refused() {
         let text = "listen = \"127.0.0.1:4000\"\n[templates]\nbase = \"mine\"\n";
         let config = FileConfig::parse("f".into(), text).unwrap();
-        let config = config.with(None, None, false).unwrap();
+        let config = config.with(Options::default()).unwrap();
         assert_eq!(config.listen.port(), 4000);
         assert_eq!(config.templates["base"], "mine");
         let wrong = FileConfig::parse("f".into(), "lisen = \"x\"").unwrap_err();

@@ -8,7 +8,7 @@
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
-use sandtree::{Code, Error, ErrorKind, Phase};
+use sandtree::{Code, Error, ErrorKind};
 use serde_json::json;
 
 pub type Result<T, E = Fault> = std::result::Result<T, E>;
@@ -120,7 +120,6 @@ impl IntoResponse for Fault {
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         let status = match (error.code(), error.kind()) {
-            (Some(Code::WrongState), _) => wrong_state(&error),
             (Some(Code::DiskFull | Code::GuestDiskFull | Code::NotEnoughSpace), _) => {
                 StatusCode::INSUFFICIENT_STORAGE
             }
@@ -149,16 +148,5 @@ fn of_kind(kind: ErrorKind) -> StatusCode {
         ErrorKind::WrongState => StatusCode::CONFLICT,
         ErrorKind::Timeout => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
-/// A sandbox that is being removed is gone for a client.
-fn wrong_state(error: &Error) -> StatusCode {
-    match error {
-        Error::WrongState {
-            phase: Phase::Stopping | Phase::Creating,
-            ..
-        } => StatusCode::NOT_FOUND,
-        _ => StatusCode::CONFLICT,
     }
 }

@@ -5,17 +5,19 @@
 //! clients poll.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use sandtree::{ErrorKind, Guest, Host, KeyInfo, Phase, Sandbox, SandboxInfo};
 use tokio::sync::watch;
 
 use crate::config::Config;
-use crate::control::labels::Labels;
-use crate::envd::process::Processes;
-use crate::envd::watchers::Watchers;
 use crate::error::{Fault, Result, Retry};
+use crate::labels::Labels;
+use crate::locked::lock;
+use crate::processes::Processes;
+use crate::watchers::Watchers;
 
 /// What a sandbox that traffic resumes runs for, at least.
 const AUTO_RESUME_LEAST: Duration = Duration::from_secs(300);
@@ -36,6 +38,14 @@ struct Inner {
     creations: Mutex<HashMap<String, Vec<Instant>>>,
     pub processes: Processes,
     pub watchers: Watchers,
+}
+
+/// What a request would make run.
+#[derive(Debug, Clone, Copy)]
+pub struct New {
+    pub sandboxes: u32,
+    /// Of all of them together.
+    pub memory_bytes: u64,
 }
 
 /// A connection to a running guest, which all requests for it share.
@@ -59,7 +69,7 @@ impl Connection {
     }
 
     fn is_alive(&self) -> bool {
-        self.alive.has_changed().is_ok()
+        self.alive.has_changed().is_ok() && self.guest.down().now_or_never().is_none()
     }
 }
 
@@ -113,15 +123,16 @@ impl Gateway {
 
     /// A connection to a sandbox that runs, or that traffic resumes.
     pub async fn connect(&self, id: &str) -> Result<Connection> {
-        if let Some(known) = self.known(id) {
-            return Ok(known);
-        }
         let (sandbox, info) = self.sandbox(id).map_err(|fault| match fault.status {
             hyper::StatusCode::NOT_FOUND => Fault::sandbox_gone(),
             _ => fault,
         })?;
         if info.state != Phase::Running {
+            // What is known belongs to the guest before the pause.
+            lock(&self.inner.connections).remove(&info.id);
             self.resume_for_traffic(&sandbox, &info).await?;
+        } else if let Some(known) = self.known(&info.id) {
+            return Ok(known);
         }
         self.join(sandbox).await
     }
@@ -170,11 +181,18 @@ impl Gateway {
             tokio::select! {
                 () = stopped => {}
                 _ = guest.down() => {}
+                // The connection was not kept.
+                () = living.closed() => {}
             }
             drop(living);
             gateway.forget(sandbox.id());
         });
         let mut connections = lock(&self.inner.connections);
+        let known = connections.get(connection.id());
+        if let Some(known) = known.filter(|known| known.is_alive()) {
+            // Another request was faster; ours closes.
+            return Ok(known.clone());
+        }
         connections.insert(connection.id().to_owned(), connection.clone());
         Ok(connection)
     }
@@ -189,8 +207,8 @@ impl Gateway {
     }
 
     /// Refuses what is over the limits of a key.
-    pub fn admit(&self, key: &KeyInfo, memory_bytes: u64) -> Result<()> {
-        self.admit_rate(key)?;
+    pub fn admit(&self, key: &KeyInfo, new: New) -> Result<()> {
+        self.admit_rate(key, new.sandboxes)?;
         let limits = &key.limits;
         if limits.sandboxes.is_none() && limits.memory_bytes.is_none() {
             return Ok(());
@@ -199,13 +217,13 @@ impl Gateway {
         let mine = all
             .iter()
             .filter(|info| info.is_running() && Labels::of(info).key.as_deref() == Some(&key.id));
-        let mut count = 0;
-        let mut memory = memory_bytes;
+        let mut count = new.sandboxes;
+        let mut memory = new.memory_bytes;
         for info in mine {
             count += 1;
             memory = memory.saturating_add(info.memory_bytes);
         }
-        if let Some(most) = limits.sandboxes.filter(|most| count >= *most) {
+        if let Some(most) = limits.sandboxes.filter(|most| count > *most) {
             let message = format!("this key may run {most} sandboxes at a time");
             return Err(Fault::too_many(message, Retry::Never));
         }
@@ -217,7 +235,7 @@ impl Gateway {
         Ok(())
     }
 
-    fn admit_rate(&self, key: &KeyInfo) -> Result<()> {
+    fn admit_rate(&self, key: &KeyInfo, new: u32) -> Result<()> {
         let Some(most) = key.limits.creates_per_minute else {
             return Ok(());
         };
@@ -225,13 +243,13 @@ impl Gateway {
         let mut creations = lock(&self.inner.creations);
         let recent = creations.entry(key.id.clone()).or_default();
         recent.retain(|at| now.duration_since(*at) < MINUTE);
-        if recent.len() < most as usize {
-            recent.push(now);
+        if recent.len() + new as usize <= most as usize {
+            recent.extend(std::iter::repeat_n(now, new as usize));
             return Ok(());
         }
-        let oldest = recent.first().map_or(MINUTE, |at| {
-            MINUTE.saturating_sub(now.duration_since(*at))
-        });
+        let oldest = recent
+            .first()
+            .map_or(MINUTE, |at| MINUTE.saturating_sub(now.duration_since(*at)));
         let message = format!("this key may create {most} sandboxes a minute");
         let retry = Retry::AfterSeconds(oldest.as_secs() + 1);
         Err(Fault::too_many(message, retry))
@@ -253,17 +271,9 @@ pub async fn wake(sandbox: &Sandbox, phase: Phase) -> Result<()> {
 
 /// Whether the control plane shows a sandbox in this phase.
 pub fn is_shown(phase: Phase) -> bool {
-    matches!(
-        phase,
-        Phase::Running | Phase::Paused | Phase::Stopped | Phase::Crashed
-    )
+    phase != Phase::Creating
 }
 
 pub fn no_sandbox(id: &str) -> Fault {
     Fault::not_found(format!("sandbox \"{id}\" not found"))
-}
-
-/// A task that panicked leaves nothing half done in these maps.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

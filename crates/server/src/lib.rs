@@ -18,12 +18,16 @@ mod control;
 mod envd;
 mod error;
 mod gateway;
+mod labels;
 mod listen;
+mod locked;
 mod plane;
+mod processes;
 mod proxy;
 mod template;
+mod watchers;
 
-pub use config::{Config, ConfigError, FileConfig, TlsFiles};
+pub use config::{Config, ConfigError, FileConfig, Options, TlsFiles};
 pub use error::Fault;
 pub use gateway::Gateway;
 pub use listen::{Bound, ServeError};

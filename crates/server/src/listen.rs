@@ -187,11 +187,7 @@ fn tls_config(files: &TlsFiles) -> Result<Arc<ServerConfig>, ServeError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .and_then(|builder| {
-            builder
-                .with_no_client_auth()
-                .with_single_cert(chain, key)
-        })
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
         .map_err(|error| refused(&files.cert, error.to_string()))?;
     Ok(Arc::new(config))
 }

@@ -17,7 +17,7 @@ use crate::auth::{self, Signed};
 use crate::envd::{self, ENVD_PORT};
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
-use crate::{proxy, control};
+use crate::{control, proxy};
 
 /// A port of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,9 +10,9 @@ use hyper_util::rt::TokioIo;
 use sandtree::ErrorKind;
 
 use crate::auth;
-use crate::control::labels::Labels;
 use crate::error::{Fault, Result};
 use crate::gateway::{Connection, Gateway};
+use crate::labels::Labels;
 
 /// Headers between two neighbours, which a proxy does not pass on.
 const HOP_BY_HOP: [HeaderName; 7] = [
@@ -24,11 +24,14 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     hyper::header::TRANSFER_ENCODING,
     hyper::header::UPGRADE,
 ];
-/// Headers for this server.
-const OURS: [&str; 4] = [
+/// Headers for this server, and those between neighbours that have no constant.
+const OURS: [&str; 7] = [
     "e2b-sandbox-id",
     "e2b-sandbox-port",
     "e2b-traffic-access-token",
+    "keep-alive",
+    "proxy-connection",
+    "x-access-token",
     "x-api-key",
 ];
 
@@ -39,6 +42,10 @@ pub async fn serve(
     port: u16,
     request: Request,
 ) -> Result<Response> {
+    if request.method() == hyper::Method::CONNECT {
+        let message = "ports are reached by requests to them";
+        return Err(Fault::new(StatusCode::METHOD_NOT_ALLOWED, message));
+    }
     let (_, info) = gateway
         .sandbox(sandbox)
         .map_err(|_| Fault::sandbox_gone())?;
@@ -106,6 +113,9 @@ async fn forward(
         remove_neighbours(&mut parts.headers);
         return Ok(Response::from_parts(parts, Body::new(body)));
     }
+    if upgrade.is_none() {
+        return Err(Unreached::Broken("it switched protocols unasked".into()));
+    }
     let theirs = hyper::upgrade::on(&mut response);
     tokio::spawn(join(ours, theirs));
     Ok(response.map(Body::new))
@@ -121,11 +131,7 @@ fn upgrade_of(headers: &HeaderMap) -> Option<hyper::header::HeaderValue> {
 }
 
 /// The request as the guest's server gets it.
-fn rewritten(
-    request: Request,
-    port: u16,
-    upgrade: Option<&hyper::header::HeaderValue>,
-) -> Request {
+fn rewritten(request: Request, port: u16, upgrade: Option<&hyper::header::HeaderValue>) -> Request {
     let (mut parts, body) = request.into_parts();
     remove_neighbours(&mut parts.headers);
     for name in OURS {
@@ -141,7 +147,9 @@ fn rewritten(
     parts.version = Version::HTTP_11;
     let host = format!("localhost:{port}");
     if !parts.headers.contains_key(HOST) {
-        parts.headers.insert(HOST, host.parse().expect("a plain name"));
+        parts
+            .headers
+            .insert(HOST, host.parse().expect("a plain name"));
     }
     Request::from_parts(parts, body)
 }
@@ -185,6 +193,7 @@ mod tests {
             .header("transfer-encoding", "chunked")
             .header("e2b-sandbox-id", "0a")
             .header("x-api-key", "secret")
+            .header("x-access-token", "secret")
             .header("x-other", "2")
             .body(Body::empty())
             .unwrap();

@@ -56,7 +56,7 @@ pub async fn prepare(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::FileConfig;
+    use crate::config::{FileConfig, Options};
 
     #[test]
     fn the_names_of_clients_become_names_of_the_store() {
@@ -64,7 +64,7 @@ mod tests {
             templates: [("py".to_owned(), "python-3".to_owned())].into(),
             ..FileConfig::default()
         };
-        let config = file.with(None, None, false).unwrap();
+        let config = file.with(Options::default()).unwrap();
         let stored = |name| stored_name(&config, name);
         assert_eq!(stored("base"), "base");
         assert_eq!(stored("mine:default"), "mine");

@@ -1,7 +1,7 @@
 //! Who may use the HTTP server: its keys, and the secret from which it derives tokens.
 //!
-//! Always: a key itself is never stored, only its SHA-256. The file is replaced as a whole while the
-//! store's lock is held, so two programs lose none of each other's changes.
+//! Always: a key itself is never stored, only its SHA-256. The file is replaced as a whole while
+//! the store's lock is held, so two programs lose none of each other's changes.
 
 use serde::{Deserialize, Serialize};
 

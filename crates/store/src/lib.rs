@@ -16,8 +16,8 @@
 //! are never reused. Any number of processes may have one store open; locks die with their holders.
 //! After a failed sync of a layer, no later sync of it counts.
 
-pub mod artifact;
 mod access;
+pub mod artifact;
 mod blob;
 mod cache;
 mod choice;
@@ -52,6 +52,7 @@ mod tag;
 mod tests;
 mod warm;
 
+pub use access::{AccessRecord, KeyLimits, KeyRecord};
 pub use artifact::{ExportSpec, Exported, Packable, PackedMember, Role};
 pub use blob::Blob;
 pub use choice::{AccelChoice, Network, PublishedPort};
@@ -72,11 +73,10 @@ pub use named::Named;
 pub use note::{Note, Notes};
 pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
-pub use access::{AccessRecord, KeyLimits, KeyRecord};
 pub use sandbox::{
-    Batch, Collected, DamagedLayer, Ended, Expiry, ExpiryAction, HeldState, ListedSandbox, NewOverlay, Origin, Owned,
-    Phase, Pids, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord,
-    States, UnreadableState,
+    Batch, Collected, DamagedLayer, Ended, Expiry, ExpiryAction, HeldState, ListedSandbox,
+    NewOverlay, Origin, Owned, Phase, Pids, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget,
+    StagedState, StateRecord, States, UnreadableState,
 };
 pub use save::{SaveSpec, check_labels};
 pub use snapshot::{

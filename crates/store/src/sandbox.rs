@@ -33,7 +33,9 @@ use std::sync::{Arc, Mutex};
 pub use batch::Batch;
 pub use collect::Collected;
 pub use create::Origin;
-pub use record::{Ended, Expiry, ExpiryAction, Phase, Pids, SandboxRecord, SaveOnStop, SaveTarget, StateRecord};
+pub use record::{
+    Ended, Expiry, ExpiryAction, Phase, Pids, SandboxRecord, SaveOnStop, SaveTarget, StateRecord,
+};
 pub use states::{DamagedLayer, HeldState, NewOverlay, StagedState, States, UnreadableState};
 
 use crate::fs::{Files, Kind, Lock, optional};

@@ -230,11 +230,8 @@ impl Agent {
                 })
             }
             Open::Connect { port } => Ok(self.begin_tunnel(number, window, port)),
-            Open::Watch {
-                path: at,
-                recursive,
-            } => self.begin_output(number, window, move |out| {
-                watch::watch(path(&at), recursive, out)
+            Open::Watch { path: at, scope } => self.begin_output(number, window, move |out| {
+                watch::watch(path(&at), scope, out)
             }),
             Open::Detached(_) | Open::Attach { .. } | Open::Discard { .. } => Err(refusal(
                 Errno::NOSYS,

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use sandtree::{
-    Arguments, Begun, Code, Committed, Error, ExecSpec, Expiry, ExpiryAction, ForkSpec, Host, Lifetime, MemoryMode,
-    MountSpec, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, Unsaved,
-    ca,
+    Arguments, Begun, Code, Committed, Error, ExecSpec, Expiry, ExpiryAction, ForkSpec, Host,
+    Lifetime, MemoryMode, MountSpec, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec,
+    SaveOnStop, Unsaved, ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};

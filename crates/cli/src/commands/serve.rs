@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use sandtree::{Error, Host, KeyLimits};
-use sandtree_server::{Bound, Config, FileConfig, Gateway, TlsFiles};
+use sandtree_server::{Bound, Config, FileConfig, Gateway, Options, TlsFiles};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -57,8 +57,12 @@ fn config(args: &ServeArgs) -> Result<Config, Failure> {
     };
     let tls = args.tls_cert.clone().zip(args.tls_key.clone());
     let tls = tls.map(|(cert, key)| TlsFiles { cert, key });
-    file.with(args.listen, tls, args.insecure_listen)
-        .map_err(invalid)
+    let options = Options {
+        listen: args.listen,
+        tls,
+        insecure: args.insecure_listen,
+    };
+    file.with(options).map_err(invalid)
 }
 
 fn invalid(error: impl std::fmt::Display) -> Failure {
@@ -101,9 +105,10 @@ async fn prepare(host: &Host, config: &Config) -> Result<(), Failure> {
 /// Prints what a client needs. The first key is made here, and shown once.
 fn announce(global: &Global, host: &Host, bound: &Bound) -> Result<(), Failure> {
     let address = bound.address();
-    let first = match host.keys()?.is_empty() {
-        true => Some(host.create_key("first", KeyLimits::default())?.key),
-        false => None,
+    let first = if host.keys()?.is_empty() {
+        Some(host.create_key("first", KeyLimits::default())?.key)
+    } else {
+        None
     };
     let url = format!("{}://{address}", bound.scheme());
     if global.json {
@@ -114,7 +119,9 @@ fn announce(global: &Global, host: &Host, bound: &Bound) -> Result<(), Failure> 
     show::line(&format!("export E2B_API_URL={url} E2B_SANDBOX_URL={url}"));
     match first {
         Some(key) => show::line(&format!("export E2B_API_KEY={key}")),
-        None => show::line("E2B_API_KEY: one of `sandtree key ls`; `sandtree key create` makes another"),
+        None => {
+            show::line("E2B_API_KEY: one of `sandtree key ls`; `sandtree key create` makes another")
+        }
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The probe that finds whether KVM can run a guest on this host.
 //!
 //! `/dev/kvm` may exist, open and even create a machine on hosts where no normal kernel runs. So
-//! the probe is a real round trip: a guest of a few hundred bytes goes through the processor modes a
-//! kernel goes through, measures how fast it runs, and reports.
+//! the probe is a real round trip: a guest of a few hundred bytes goes through the processor modes
+//! a kernel goes through, measures how fast it runs, and reports.
 
 use std::fmt;
 use std::fs::File;

@@ -192,10 +192,10 @@ const PRELUDE: &[u8] = &[
     // 0x8b, 64 bit: the body
 ];
 
-/// One write and read of memory. Then 16 times a loop of 20,000 turns: if the fastest took more than
-/// 200 cycles a turn, the host interprets instructions instead of executing them. A processor takes
-/// 1 or 2, an emulator that translates takes 10 to 50, and one that interprets takes thousands. An
-/// interrupted loop takes longer, so the fastest decides.
+/// One write and read of memory. Then 16 times a loop of 20,000 turns: if the fastest took more
+/// than 200 cycles a turn, the host interprets instructions instead of executing them. A processor
+/// takes 1 or 2, an emulator that translates takes 10 to 50, and one that interprets takes
+/// thousands. An interrupted loop takes longer, so the fastest decides.
 #[rustfmt::skip]
 const MODES: &[u8] = &[
     0x48, 0xb8, 0xf0, 0xde, 0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, // movabs $0x123456789abcdef0, %rax

@@ -1,5 +1,5 @@
-//! Expiry: the end of a sandbox that nobody ends. The driver keeps the time, so it also ends when
-//! no client and no server runs.
+//! Expiry: the end of a sandbox after a time. The driver keeps the time, so a sandbox also ends
+//! when no client and no server runs.
 //!
 //! ```text
 //!   start, resume ── after_ms ──► expires_at ── Expire ──► another expires_at, or none

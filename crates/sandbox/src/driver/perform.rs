@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::machine::mounts;
 use crate::mounts::MountSpec;
 use crate::order::{
-    Applied, Ask, Expire, GiveBack, Kill, LentState, Pause, Remove, Resume, Start, Stop, TakeCheckpoint,
-    Unmount, Wanted,
+    Applied, Ask, Expire, GiveBack, Kill, LentState, Pause, Remove, Resume, Start, Stop,
+    TakeCheckpoint, Unmount, Wanted,
 };
 use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 use crate::verb::Verb;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use sandtree_proto::message::decode_item;
-use sandtree_proto::{DirEntry, FileKind, Open, Outcome, Reply, Request, Stat};
+use sandtree_proto::{DirEntry, FileKind, Open, Outcome, Reply, Request, Stat, WatchScope};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -189,21 +189,27 @@ impl Files {
 
     /// The attributes of `path`; symbolic links are followed.
     pub async fn stat(&self, path: impl AsRef<Path>) -> Result<Stat> {
-        self.look_at(path.as_ref(), true).await
+        let follow = true;
+        let request = Request::Stat {
+            path: raw(&path),
+            follow,
+        };
+        self.look_at(path.as_ref(), request).await
     }
 
     /// The attributes of `path` itself, also if it is a symbolic link.
     pub async fn stat_link(&self, path: impl AsRef<Path>) -> Result<Stat> {
-        self.look_at(path.as_ref(), false).await
+        let follow = false;
+        let request = Request::Stat {
+            path: raw(&path),
+            follow,
+        };
+        self.look_at(path.as_ref(), request).await
     }
 
-    async fn look_at(&self, path: &Path, follow: bool) -> Result<Stat> {
+    async fn look_at(&self, path: &Path, request: Request) -> Result<Stat> {
         let operation = format!("look at {} in the guest", path.display());
-        let path = raw(&path);
-        match self
-            .request(&operation, Request::Stat { path, follow })
-            .await?
-        {
+        match self.request(&operation, request).await? {
             Reply::Stat(stat) => Ok(stat),
             _ => Err(unexpected(&operation)),
         }
@@ -258,8 +264,8 @@ impl Files {
     }
 
     /// Reports the changes below a directory, until the result is dropped.
-    pub async fn watch(&self, path: impl AsRef<Path>, recursive: bool) -> Result<Watch> {
-        Watch::start(&self.link, path.as_ref(), recursive).await
+    pub async fn watch(&self, path: impl AsRef<Path>, scope: WatchScope) -> Result<Watch> {
+        Watch::start(&self.link, path.as_ref(), scope).await
     }
 
     /// Creates a directory and its parents.

@@ -94,10 +94,7 @@ where
     }
 }
 
-async fn to_guest(
-    mut reader: impl AsyncRead + Unpin,
-    mut input: Input,
-) -> Result<(), LinkError> {
+async fn to_guest(mut reader: impl AsyncRead + Unpin, mut input: Input) -> Result<(), LinkError> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         match reader.read(&mut buffer).await {

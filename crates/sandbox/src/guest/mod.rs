@@ -16,12 +16,12 @@ use std::time::Duration;
 pub(crate) use defaults::{Defaults, has_entrypoint, main_command};
 pub use exec::{Exec, ExecHandle, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
 pub use files::{FileOwner, Files, Transfer};
-pub use watch::Watch;
 pub use forward::{Forward, Tunnel};
 use sandtree_proto::{
     Boot, HookFailure, Identity, Metrics, MountEnd, MountStart, Rebirth, Reply, Request,
 };
 use tokio::net::TcpListener;
+pub use watch::Watch;
 
 use crate::error::{Error, Result};
 use crate::link::{self, Link, LinkError};

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use sandtree_proto::message::decode_item;
-use sandtree_proto::{Open, WatchChange, WatchEvent};
+use sandtree_proto::{Open, WatchChange, WatchEvent, WatchScope};
 
 use super::{exec, unexpected};
 use crate::error::{Error, Result};
@@ -28,11 +28,11 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub(super) async fn start(link: &Link, path: &Path, recursive: bool) -> Result<Self> {
+    pub(super) async fn start(link: &Link, path: &Path, scope: WatchScope) -> Result<Self> {
         let operation = format!("watch {} in the guest", path.display());
         let open = Open::Watch {
             path: path.as_os_str().as_bytes().to_vec(),
-            recursive,
+            scope,
         };
         let opened = link.open(open, WINDOW);
         let Channel {

@@ -210,12 +210,7 @@ impl Switch {
             return self.refuse(client, channel, HubFailure::NoCommand.failure(message));
         }
         if let Some(spool) = self.spools.remove(tag) {
-            // Removing files may wait for the disk, and nothing waits for it.
-            tokio::task::spawn_blocking(move || {
-                if let Err(error) = std::fs::remove_dir_all(&spool.dir) {
-                    tracing::debug!(%error, "a command had no output");
-                }
-            });
+            spool.remove_output();
         }
         let outcome = Outcome::Done;
         self.tell(client, &AgentMessage::Ended { channel, outcome });

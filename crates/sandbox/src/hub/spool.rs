@@ -180,6 +180,16 @@ impl Spool {
         rolled
     }
 
+    /// Removes the kept output. Nothing waits for the disk.
+    pub fn remove_output(self) {
+        tokio::task::spawn_blocking(move || {
+            // A command without output has no directory.
+            if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+                tracing::debug!(%error, "the output of a command is not removed");
+            }
+        });
+    }
+
     /// Whether the command has ended by itself.
     pub fn has_ended(&self) -> bool {
         let progress = self.progress.borrow();

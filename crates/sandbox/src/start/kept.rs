@@ -3,11 +3,11 @@
 //! Always: the state has no identity. The number of warm states in a store is limited, for each of
 //! the two kinds: a kernel state is not removed because of images, which are booted from it.
 
-use std::collections::BTreeMap;
 use sandtree_engine as engine;
 use sandtree_store::{
     Digest, Owned, SandboxId, SandboxRecord, StateKind, StateSource, WarmOf, WarmRecord,
 };
+use std::collections::BTreeMap;
 
 use crate::capture::{After, Capture, Purpose};
 use crate::error::{Error, ErrorKind, Result, store_error};

@@ -176,7 +176,9 @@ pub(crate) fn running_state(
     before: Option<&StateRecord>,
 ) -> StateRecord {
     let now = now_unix_ms();
-    let fresh = record.expiry.map(|expiry| now.saturating_add(expiry.after_ms));
+    let fresh = record
+        .expiry
+        .map(|expiry| now.saturating_add(expiry.after_ms));
     StateRecord {
         boot_id: Some(boot_id()),
         pids: sandtree_store::Pids {

@@ -1,6 +1,6 @@
-//! The control plane: E2B's API for sandboxes, snapshots and templates, with CubeSandbox's additions.
+//! The control plane: E2B's API for sandboxes, snapshots and templates, with CubeSandbox's
+//! additions.
 
-pub mod labels;
 mod query;
 mod sandboxes;
 mod shapes;
@@ -27,9 +27,18 @@ const BODY_MAX: usize = 4 << 20;
 
 pub fn router(gateway: Gateway) -> Router {
     let guarded = Router::new()
-        .route("/sandboxes", get(sandboxes::list_running).post(sandboxes::create))
-        .route("/v2/sandboxes", get(sandboxes::list).post(sandboxes::create))
-        .route("/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::kill))
+        .route(
+            "/sandboxes",
+            get(sandboxes::list_running).post(sandboxes::create),
+        )
+        .route(
+            "/v2/sandboxes",
+            get(sandboxes::list).post(sandboxes::create),
+        )
+        .route(
+            "/sandboxes/{id}",
+            get(sandboxes::get).delete(sandboxes::kill),
+        )
         .route("/sandboxes/{id}/connect", post(sandboxes::connect))
         .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))
@@ -77,12 +86,63 @@ async fn guard(State(gateway): State<Gateway>, mut request: Request, next: Next)
 #[derive(Debug, Clone)]
 struct Holder(KeyInfo);
 
-impl<S: Sync> FromRequestParts<S> for Holder {
+/// Who asks, and where.
+#[derive(Debug, Clone)]
+struct Client {
+    key: KeyInfo,
+    /// The domain below which the client finds ports of sandboxes.
+    domain: String,
+}
+
+impl<S: Sync> FromRequestParts<S> for Client {
     type Rejection = Fault;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
         let holder = parts.extensions.get::<Holder>().cloned();
-        holder.ok_or_else(|| Fault::unauthorized("no API key"))
+        let Holder(key) = holder.ok_or_else(|| Fault::unauthorized("no API key"))?;
+        let domain = domain(auth::header(&parts.headers, "host"));
+        Ok(Self { key, domain })
+    }
+}
+
+/// The host that a request was sent to. `localhost` has names below it, an address has none.
+fn domain(host: Option<&str>) -> String {
+    let host = host.unwrap_or("localhost");
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => (name, Some(port)),
+        _ => (host, None),
+    };
+    let is_address = name.starts_with('[') || name.parse::<std::net::Ipv4Addr>().is_ok();
+    let name = if is_address { "localhost" } else { name };
+    port.map_or_else(|| name.to_owned(), |port| format!("{name}:{port}"))
+}
+
+/// The part of the path that names something.
+#[derive(Debug)]
+struct Id(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
+        let path = axum::extract::Path::<String>::from_request_parts(parts, state).await;
+        path.map(|axum::extract::Path(id)| Self(id))
+            .map_err(|error| Fault::bad_request(error.body_text()))
+    }
+}
+
+/// The query of a request.
+#[derive(Debug)]
+struct Asked<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
+        let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
+        query
+            .map(|axum::extract::Query(query)| Self(query))
+            .map_err(|error| Fault::bad_request(error.body_text()))
     }
 }
 
@@ -110,9 +170,22 @@ async fn unknown(request: Request) -> Fault {
     Fault::not_found(format!("this server has no {method} {path}"))
 }
 
-async fn health(State(gateway): State<Gateway>) -> Result<Response> {
-    let (all, _) = gateway.host().list()?;
-    let running = all.iter().filter(|info| info.is_running()).count();
-    let body = json!({ "status": "ok", "sandboxes": running });
-    Ok(axum::Json(body).into_response())
+/// Says that the server answers, and nothing of its sandboxes: this needs no key.
+async fn health() -> Response {
+    axum::Json(json!({ "status": "ok" })).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_below_the_host_of_the_request() {
+        let below = |host: &str| domain(Some(host));
+        assert_eq!(below("127.0.0.1:3000"), "localhost:3000");
+        assert_eq!(below("[::1]:3000"), "localhost:3000");
+        assert_eq!(below("box.example.org"), "box.example.org");
+        assert_eq!(below("box.example.org:80"), "box.example.org:80");
+        assert_eq!(domain(None), "localhost");
+    }
 }

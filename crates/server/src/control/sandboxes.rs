@@ -3,22 +3,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use hyper::{HeaderMap, StatusCode};
+use hyper::StatusCode;
 use sandtree::{
     Expiry, ExpiryAction, ForkSpec, KeyInfo, Network, Phase, Sandbox, SandboxInfo, SandboxSpec,
 };
 use serde::Deserialize;
 use serde_json::json;
 
-use super::labels::Labels;
 use super::query::{self, PageQuery};
 use super::shapes::{Created, Detailed, Listed, NetworkRules, NewSandbox, state};
-use super::{Body, Holder};
-use crate::auth;
+use super::{Asked, Body, Client, Id};
 use crate::error::{Fault, Result};
-use crate::gateway::{Gateway, is_shown, wake};
+use crate::gateway::{Gateway, New, is_shown, wake};
+use crate::labels::Labels;
 use crate::template::{self, BASE};
 
 /// The longest lifetime that a client can ask for: that of any expiry.
@@ -32,15 +31,18 @@ const MEMORY_BYTES: u64 = 512 << 20;
 /// Creates a sandbox.
 pub(super) async fn create(
     State(gateway): State<Gateway>,
-    Holder(key): Holder,
-    headers: HeaderMap,
+    client: Client,
     Body(new): Body<NewSandbox>,
 ) -> Result<Response> {
     refuse_unknown(&new)?;
-    gateway.admit(&key, MEMORY_BYTES)?;
-    let spec = spec(&gateway, &key, new).await?;
+    let needed = New {
+        sandboxes: 1,
+        memory_bytes: MEMORY_BYTES,
+    };
+    gateway.admit(&client.key, needed)?;
+    let spec = spec(&gateway, &client.key, new).await?;
     let sandbox = gateway.host().create(spec).await?;
-    let created = created(&gateway, &headers, &sandbox.info()?)?;
+    let created = created(&gateway, &client, &sandbox.info()?)?;
     Ok((StatusCode::CREATED, axum::Json(created)).into_response())
 }
 
@@ -123,8 +125,9 @@ async fn inherited(gateway: &Gateway, stored: &str) -> Result<Labels> {
 }
 
 fn auto_resume(new: &NewSandbox) -> Option<bool> {
+    let lifecycle = new.lifecycle.as_ref();
     let direct = new.auto_resume.as_ref().map(|policy| policy.is_on());
-    direct.or(new.lifecycle.as_ref()?.auto_resume)
+    direct.or_else(|| lifecycle?.auto_resume)
 }
 
 fn action(new: &NewSandbox) -> Result<ExpiryAction> {
@@ -170,32 +173,19 @@ fn timeout(seconds: Option<i64>, gateway: &Gateway) -> Result<Option<Duration>> 
     }
 }
 
-fn created(gateway: &Gateway, headers: &HeaderMap, info: &SandboxInfo) -> Result<Created> {
+fn created(gateway: &Gateway, client: &Client, info: &SandboxInfo) -> Result<Created> {
     let access = gateway.host().access()?;
-    Ok(Created::new(info, &access, domain(headers)))
-}
-
-/// The domain below which a client finds ports of sandboxes: the host it sent the request to.
-/// `localhost` has names below it, an address has none.
-fn domain(headers: &HeaderMap) -> String {
-    let host = auth::header(headers, "host").unwrap_or("localhost");
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => (name, Some(port)),
-        _ => (host, None),
-    };
-    let is_address = name.starts_with('[') || name.parse::<std::net::Ipv4Addr>().is_ok();
-    let name = if is_address { "localhost" } else { name };
-    port.map_or_else(|| name.to_owned(), |port| format!("{name}:{port}"))
+    Ok(Created::new(info, &access, client.domain.clone()))
 }
 
 pub(super) async fn get(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
-    headers: HeaderMap,
+    Id(id): Id,
+    client: Client,
 ) -> Result<Response> {
     let (_, info) = gateway.sandbox(&id)?;
     let access = gateway.host().access()?;
-    let detailed = Detailed::new(&info, &access, domain(&headers));
+    let detailed = Detailed::new(&info, &access, client.domain);
     Ok(axum::Json(detailed).into_response())
 }
 
@@ -214,7 +204,7 @@ pub(super) struct ListQuery {
 /// The running sandboxes, newest first.
 pub(super) async fn list_running(
     State(gateway): State<Gateway>,
-    Query(query): Query<ListQuery>,
+    Asked(query): Asked<ListQuery>,
 ) -> Result<Response> {
     let state = Some(query.state.unwrap_or_else(|| "running".to_owned()));
     let found = listed(&gateway, &ListQuery { state, ..query })?;
@@ -224,7 +214,7 @@ pub(super) async fn list_running(
 /// A page of the sandboxes, newest first.
 pub(super) async fn list(
     State(gateway): State<Gateway>,
-    Query(query): Query<ListQuery>,
+    Asked(query): Asked<ListQuery>,
 ) -> Result<Response> {
     let found = listed(&gateway, &query)?;
     let page = PageQuery {
@@ -252,17 +242,16 @@ fn listed(gateway: &Gateway, query: &ListQuery) -> Result<Vec<Listed>> {
     };
     let has_metadata = |info: &SandboxInfo| {
         let has = Labels::of(info).metadata;
-        wanted.iter().all(|(key, value)| has.get(key) == Some(value))
+        wanted
+            .iter()
+            .all(|(key, value)| has.get(key) == Some(value))
     };
     let shown = all.iter().filter(|info| is_shown(info.state));
     let found = shown.filter(|info| has_state(info) && has_metadata(info));
     Ok(found.map(Listed::new).collect())
 }
 
-pub(super) async fn kill(
-    State(gateway): State<Gateway>,
-    Path(id): Path<String>,
-) -> Result<StatusCode> {
+pub(super) async fn kill(State(gateway): State<Gateway>, Id(id): Id) -> Result<StatusCode> {
     let (sandbox, _) = gateway.sandbox(&id)?;
     sandbox.remove().await?;
     Ok(StatusCode::NO_CONTENT)
@@ -277,48 +266,83 @@ pub(super) struct TimeoutBody {
 /// earlier.
 pub(super) async fn connect(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
-    headers: HeaderMap,
+    Id(id): Id,
+    client: Client,
     Body(asked): Body<TimeoutBody>,
 ) -> Result<Response> {
     let (sandbox, info) = gateway.sandbox(&id)?;
-    let was_running = info.state == Phase::Running;
-    if !was_running {
+    check_timeout(&gateway, asked.timeout)?;
+    let was = Was::of(info.state);
+    if was == Was::AtRest {
+        admit_again(&gateway, &client, &info)?;
         wake(&sandbox, info.state).await?;
     }
-    extend(&gateway, &sandbox, asked.timeout, was_running).await?;
-    let created = created(&gateway, &headers, &sandbox.info()?)?;
+    extend(&gateway, &sandbox, asked.timeout, was).await?;
+    let created = created(&gateway, &client, &sandbox.info()?)?;
     Ok(axum::Json(created).into_response())
 }
 
 /// As `connect`, for clients of earlier versions.
 pub(super) async fn resume(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
-    headers: HeaderMap,
+    Id(id): Id,
+    client: Client,
     Body(asked): Body<TimeoutBody>,
 ) -> Result<Response> {
     let (sandbox, info) = gateway.sandbox(&id)?;
     if info.state == Phase::Running {
         return Err(Fault::conflict(format!("sandbox \"{id}\" is running")));
     }
+    check_timeout(&gateway, asked.timeout)?;
+    admit_again(&gateway, &client, &info)?;
     wake(&sandbox, info.state).await?;
-    extend(&gateway, &sandbox, asked.timeout, false).await?;
-    let created = created(&gateway, &headers, &sandbox.info()?)?;
+    extend(&gateway, &sandbox, asked.timeout, Was::AtRest).await?;
+    let created = created(&gateway, &client, &sandbox.info()?)?;
     Ok((StatusCode::CREATED, axum::Json(created)).into_response())
 }
 
+/// Refuses a lifetime before anything is done for it.
+fn check_timeout(gateway: &Gateway, seconds: Option<i64>) -> Result<()> {
+    if seconds == Some(0) {
+        return Err(Fault::bad_request("invalid timeout 0"));
+    }
+    timeout(seconds, gateway).map(drop)
+}
+
+/// A sandbox that continues counts as one more that runs.
+fn admit_again(gateway: &Gateway, client: &Client, info: &SandboxInfo) -> Result<()> {
+    let needed = New {
+        sandboxes: 1,
+        memory_bytes: info.memory_bytes,
+    };
+    gateway.admit(&client.key, needed)
+}
+
+/// What a sandbox was doing when a client asked for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Was {
+    Running,
+    AtRest,
+}
+
+impl Was {
+    fn of(phase: Phase) -> Self {
+        match phase {
+            Phase::Running => Self::Running,
+            _ => Self::AtRest,
+        }
+    }
+}
+
+/// Makes a sandbox expire later, never earlier. One that was at rest gets a new lifetime.
 async fn extend(
     gateway: &Gateway,
     sandbox: &Sandbox,
     seconds: Option<i64>,
-    was_running: bool,
+    was: Was,
 ) -> Result<()> {
-    if seconds.is_none() && was_running {
+    if seconds.is_none() && was == Was::Running {
         return Ok(());
-    }
-    if seconds == Some(0) {
-        return Err(Fault::bad_request("invalid timeout 0"));
     }
     let wanted = timeout(seconds, gateway)?;
     let expires_at = sandbox.info()?.expires_at_unix_ms;
@@ -328,7 +352,7 @@ async fn extend(
         (Some(_), None) => false,
         (Some(wanted), Some(at)) => now_unix_ms() + wanted.as_millis() as u64 > at,
     };
-    if is_later || !was_running {
+    if is_later || was == Was::AtRest {
         sandbox.expire(wanted).await?;
     }
     Ok(())
@@ -346,12 +370,14 @@ pub(super) struct PauseBody {
 
 pub(super) async fn pause(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(asked): Body<PauseBody>,
 ) -> Result<StatusCode> {
     let (sandbox, info) = gateway.sandbox(&id)?;
     if info.state != Phase::Running {
-        return Err(Fault::conflict(format!("sandbox \"{id}\" is already paused")));
+        return Err(Fault::conflict(format!(
+            "sandbox \"{id}\" is already paused"
+        )));
     }
     match asked.memory {
         Some(false) => sandbox.stop(None).await?,
@@ -364,7 +390,7 @@ pub(super) async fn pause(
 
 pub(super) async fn set_timeout(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(asked): Body<TimeoutBody>,
 ) -> Result<StatusCode> {
     let Some(seconds) = asked.timeout else {
@@ -387,12 +413,12 @@ pub(super) struct RefreshBody {
 /// Makes a sandbox expire later, never earlier.
 pub(super) async fn refresh(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(asked): Body<RefreshBody>,
 ) -> Result<StatusCode> {
     let (sandbox, _) = gateway.sandbox(&id)?;
     let seconds = asked.duration.unwrap_or(60).clamp(1, 3600);
-    extend(&gateway, &sandbox, Some(seconds), true).await?;
+    extend(&gateway, &sandbox, Some(seconds), Was::Running).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -405,8 +431,8 @@ pub(super) struct MetricsQuery {
 /// What a sandbox uses at this moment. Earlier moments are not recorded.
 pub(super) async fn metrics(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
-    Query(query): Query<MetricsQuery>,
+    Id(id): Id,
+    Asked(query): Asked<MetricsQuery>,
 ) -> Result<Response> {
     let (sandbox, info) = gateway.sandbox(&id)?;
     let now_ms = now_unix_ms();
@@ -434,10 +460,7 @@ pub(super) async fn metrics(
 }
 
 /// The end of the guest's console.
-pub(super) async fn logs(
-    State(gateway): State<Gateway>,
-    Path(id): Path<String>,
-) -> Result<Response> {
+pub(super) async fn logs(State(gateway): State<Gateway>, Id(id): Id) -> Result<Response> {
     const LINES: usize = 1000;
     const BYTES: usize = 256 << 10;
     let (_, info) = gateway.sandbox(&id)?;
@@ -473,7 +496,7 @@ pub(super) struct NetworkBody {
 /// Replaces the rules for outgoing traffic. There are none, so only their removal succeeds.
 pub(super) async fn network(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(asked): Body<NetworkBody>,
 ) -> Result<StatusCode> {
     gateway.sandbox(&id)?;
@@ -490,9 +513,8 @@ pub(super) struct ForkBody {
 /// Makes running copies of a sandbox: all of them, or none.
 pub(super) async fn fork(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
-    Holder(key): Holder,
-    headers: HeaderMap,
+    Id(id): Id,
+    client: Client,
     Body(asked): Body<ForkBody>,
 ) -> Result<Response> {
     let count = asked.count.unwrap_or(1);
@@ -501,12 +523,16 @@ pub(super) async fn fork(
     }
     let after = timeout(asked.timeout, &gateway)?;
     let (sandbox, info) = gateway.sandbox(&id)?;
-    gateway.admit(&key, info.memory_bytes.saturating_mul(count as u64))?;
+    let needed = New {
+        sandboxes: count as u32,
+        memory_bytes: info.memory_bytes.saturating_mul(count as u64),
+    };
+    gateway.admit(&client.key, needed)?;
     let (copies, _) = sandbox.fork(ForkSpec::new(count)).await?;
     let mut answers = Vec::new();
     for copy in copies {
         copy.expire(after).await?;
-        let created = created(&gateway, &headers, &copy.info()?)?;
+        let created = created(&gateway, &client, &copy.info()?)?;
         answers.push(json!({ "sandbox": created }));
     }
     Ok((StatusCode::CREATED, axum::Json(answers)).into_response())
@@ -517,28 +543,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_below_the_host_of_the_request() {
-        let below = |host: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert("host", host.parse().unwrap());
-            domain(&headers)
-        };
-        assert_eq!(below("127.0.0.1:3000"), "localhost:3000");
-        assert_eq!(below("[::1]:3000"), "localhost:3000");
-        assert_eq!(below("box.example.org"), "box.example.org");
-        assert_eq!(below("box.example.org:80"), "box.example.org:80");
-    }
-
-    #[test]
     fn a_lifetime_ends_as_its_creator_chooses() {
         let chosen = |text: &str| action(&serde_json::from_str(text).unwrap());
         assert_eq!(chosen("{}").unwrap(), ExpiryAction::Remove);
-        assert_eq!(chosen(r#"{"autoPause":true}"#).unwrap(), ExpiryAction::Pause);
+        assert_eq!(
+            chosen(r#"{"autoPause":true}"#).unwrap(),
+            ExpiryAction::Pause
+        );
         let disk = r#"{"autoPause":true,"autoPauseMemory":false}"#;
         assert_eq!(chosen(disk).unwrap(), ExpiryAction::Stop);
         let cube = r#"{"lifecycle":{"onTimeout":"pause"}}"#;
         assert_eq!(chosen(cube).unwrap(), ExpiryAction::Pause);
         assert!(chosen(r#"{"lifecycle":{"onTimeout":"x"}}"#).is_err());
+    }
+
+    #[test]
+    fn traffic_resumes_as_the_creator_chooses() {
+        let chosen = |text: &str| auto_resume(&serde_json::from_str(text).unwrap());
+        assert_eq!(chosen("{}"), None);
+        assert_eq!(chosen(r#"{"autoResume":{"enabled":true}}"#), Some(true));
+        assert_eq!(chosen(r#"{"autoResume":false}"#), Some(false));
+        assert_eq!(chosen(r#"{"lifecycle":{"autoResume":true}}"#), Some(true));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use sandtree::{Access, ExpiryAction, Phase, SandboxInfo};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::labels::Labels;
 use crate::auth;
+use crate::labels::Labels;
 
 /// The version of envd whose protocol the data plane speaks.
 pub const ENVD_VERSION: &str = "0.6.13";

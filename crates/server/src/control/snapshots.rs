@@ -1,14 +1,14 @@
 //! Snapshots on the control plane, and CubeSandbox's rollback.
 
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
 use sandtree::{Forget, Progress, Replace, SandboxInfo, SaveSpec, SnapshotInfo};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::Body;
 use super::query::PageQuery;
+use super::{Asked, Body, Id};
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
 use crate::template;
@@ -43,12 +43,12 @@ impl Shown {
 /// Takes a snapshot of a sandbox, which continues.
 pub(super) async fn create(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(asked): Body<NewSnapshot>,
 ) -> Result<Response> {
     let (sandbox, info) = gateway.sandbox(&id)?;
     let name = match &asked.name {
-        Some(name) => template::stored_name(gateway.config(), name),
+        Some(name) => chosen_name(&gateway, name)?,
         None => unused_name(),
     };
     let with_memory = asked.memory.unwrap_or(true) && info.is_running();
@@ -68,6 +68,21 @@ pub(super) async fn create(
         names: vec![name],
     };
     Ok((StatusCode::CREATED, axum::Json(shown)).into_response())
+}
+
+/// The name of a snapshot. Other clients create from images and configured templates, so their names
+/// are not to be had.
+fn chosen_name(gateway: &Gateway, name: &str) -> Result<String> {
+    let config = gateway.config();
+    let stored = template::stored_name(config, name);
+    let is_taken = stored == template::BASE
+        || config.templates.values().any(|image| *image == stored)
+        || template::image(gateway.host(), &stored).is_some();
+    if is_taken {
+        let message = format!("the name \"{name}\" is that of a template");
+        return Err(Fault::conflict(message));
+    }
+    Ok(stored)
 }
 
 /// What sandboxes from a snapshot inherit.
@@ -97,7 +112,7 @@ pub(super) struct ListQuery {
 /// A page of the snapshots, newest first.
 pub(super) async fn list(
     State(gateway): State<Gateway>,
-    Query(query): Query<ListQuery>,
+    Asked(query): Asked<ListQuery>,
 ) -> Result<Response> {
     let ListQuery {
         sandbox,
@@ -109,7 +124,9 @@ pub(super) async fn list(
     let mut all = gateway.host().snapshots().await?.snapshots;
     all.reverse();
     let wanted = |info: &&SnapshotInfo| {
-        let is_of = sandbox.as_ref().is_none_or(|id| info.labels.get(OF) == Some(id));
+        let is_of = sandbox
+            .as_ref()
+            .is_none_or(|id| info.labels.get(OF) == Some(id));
         is_of && name.as_ref().is_none_or(|name| info.names.contains(name))
     };
     let found: Vec<Shown> = all.iter().filter(wanted).filter_map(Shown::of).collect();
@@ -125,7 +142,7 @@ pub(super) struct RollbackBody {
 /// Returns a sandbox to one of its snapshots: to the checkpoint that was taken with it.
 pub(super) async fn rollback(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(asked): Body<RollbackBody>,
 ) -> Result<Response> {
     let (sandbox, _) = gateway.sandbox(&id)?;
@@ -134,7 +151,9 @@ pub(super) async fn rollback(
     };
     let name = template::stored_name(gateway.config(), &snapshot);
     let (states, _) = sandbox.states()?;
-    let is_kept = states.iter().any(|state| state.tag.as_deref() == Some(&name));
+    let is_kept = states
+        .iter()
+        .any(|state| state.tag.as_deref() == Some(&name));
     if !is_kept {
         let message =
             format!("template \"{snapshot}\" not found among the checkpoints of sandbox \"{id}\"");
@@ -162,7 +181,10 @@ pub(super) async fn forget_checkpoint(gateway: &Gateway, name: &str) -> Result<(
         return Ok(());
     };
     let (states, _) = sandbox.states()?;
-    if states.iter().any(|state| state.tag.as_deref() == Some(name)) {
+    if states
+        .iter()
+        .any(|state| state.tag.as_deref() == Some(name))
+    {
         let which = Forget::These(vec![name.to_owned()]);
         sandbox.forget(which).await?;
     }

@@ -1,11 +1,12 @@
 //! Templates on the control plane: images and snapshots of the store.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
 use sandtree::ErrorKind;
 use serde_json::{Value, json};
 
+use super::Id;
 use super::shapes::ENVD_VERSION;
 use super::snapshots;
 use crate::error::{Fault, Result};
@@ -53,10 +54,7 @@ fn shown(name: &str, created_at: Option<&str>) -> Value {
     })
 }
 
-pub(super) async fn exists(
-    State(gateway): State<Gateway>,
-    Path(alias): Path<String>,
-) -> Result<Response> {
+pub(super) async fn exists(State(gateway): State<Gateway>, Id(alias): Id) -> Result<Response> {
     let host = gateway.host();
     let name = template::stored_name(gateway.config(), &alias);
     let is_here = template::image(host, &name).is_some()
@@ -70,10 +68,7 @@ pub(super) async fn exists(
 }
 
 /// Removes a snapshot or the name of an image. Sandboxes that were made from it stay.
-pub(super) async fn remove(
-    State(gateway): State<Gateway>,
-    Path(id): Path<String>,
-) -> Result<StatusCode> {
+pub(super) async fn remove(State(gateway): State<Gateway>, Id(id): Id) -> Result<StatusCode> {
     let host = gateway.host();
     let name = template::stored_name(gateway.config(), &id);
     let removed = match template::image(host, &name) {

@@ -2,12 +2,15 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_compression::tokio::bufread::GzipDecoder;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
-use futures_util::TryStreamExt;
+use bytes::Bytes;
+use futures_util::{Stream, TryStreamExt};
 use hyper::header::{
     ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE,
 };
@@ -27,6 +30,10 @@ use crate::error::{Fault, Result};
 /// The bytes of a file between guest and client.
 const BUFFER: usize = 256 * 1024;
 const PARTS_MAX: usize = 10_000;
+/// What a form may have beside the contents of its files, for each of them.
+const PART_HEAD_MAX: usize = 256 * 1024;
+const SIZELESS_MAX: usize = 4 << 20;
+const SKIPPED_MAX: u64 = 64 << 20;
 const LINKS_MAX: usize = 16;
 /// The headers with a file's metadata.
 const METADATA_HEADER: &str = "x-metadata-";
@@ -53,7 +60,11 @@ impl Query {
                 "signature_expiration" => &mut query.signature_expiration,
                 _ => continue,
             };
-            let value = value.replace('+', " ");
+            // In a signature it is a digit of base64.
+            let value = match name {
+                "signature" => value.to_owned(),
+                _ => value.replace('+', " "),
+            };
             let value = percent_decode_str(&value)
                 .decode_utf8()
                 .map_err(|_| Fault::bad_request("the query is not UTF-8"))?;
@@ -83,9 +94,7 @@ pub fn check_signature(request: &Request, token: &str) -> Result<()> {
         user: query.username.as_deref().unwrap_or_default(),
         expiration: query.signature_expiration.as_deref(),
     };
-    // A `+` may stand for itself in base64.
-    let unescaped = signature.replace(' ', "+");
-    if !signed.matches(token, &unescaped) {
+    if !signed.matches(token, signature) {
         return Err(Fault::unauthorized("invalid signature"));
     }
     let Some(expiration) = &query.signature_expiration else {
@@ -120,30 +129,41 @@ pub async fn download(call: Call, request: Request) -> Result<Response> {
         let message = format!("path '{}' is not a regular file", path.display());
         return Err(Fault::bad_request(message));
     }
+    if stat.size == 0 {
+        // A file of the kernel's own does not say how large it is.
+        let content = files.read_to_vec(&path, SIZELESS_MAX).await?;
+        return Ok(content.into_response());
+    }
     let range = range(request.headers(), stat.size)?;
+    // The guest reads from the beginning, so a range far behind it is as good as the whole file.
+    let range = range.filter(|range| range.start <= SKIPPED_MAX);
     let (mut reader, mut writer) = tokio::io::duplex(BUFFER);
     let reading = path.clone();
     tokio::spawn(async move {
-        // A client that is gone, or a file that shrinks, ends the body early, which the client sees.
+        // A client that is gone, or a file that shrinks, ends the body early: the client sees it.
         if let Err(error) = files.read(&reading, &mut writer).await {
             tracing::debug!(%error, "a download ended early");
         }
     });
     if let Some(range) = &range {
-        let skipped = (&mut reader).take(range.start);
-        let mut skipped = skipped;
+        let mut skipped = (&mut reader).take(range.start);
         tokio::io::copy(&mut skipped, &mut tokio::io::sink())
             .await
             .map_err(|error| Fault::internal(error.to_string()))?;
     }
-    let length = range.as_ref().map_or(stat.size, |range| range.end - range.start);
+    let length = range
+        .as_ref()
+        .map_or(stat.size, |range| range.end - range.start);
     let body = Body::from_stream(ReaderStream::with_capacity(reader.take(length), BUFFER));
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_LENGTH, length.into());
     let kind = hyper::header::HeaderValue::from_static("application/octet-stream");
     headers.insert(CONTENT_TYPE, kind);
-    headers.insert(ACCEPT_RANGES, hyper::header::HeaderValue::from_static("bytes"));
+    headers.insert(
+        ACCEPT_RANGES,
+        hyper::header::HeaderValue::from_static("bytes"),
+    );
     if let Some(range) = range {
         let text = format!("bytes {}-{}/{}", range.start, range.end - 1, stat.size);
         headers.insert(CONTENT_RANGE, text.parse().expect("numbers are plain"));
@@ -157,7 +177,9 @@ fn range(headers: &HeaderMap, size: u64) -> Result<Option<std::ops::Range<u64>>>
     let Some(text) = auth::header(headers, RANGE.as_str()) else {
         return Ok(None);
     };
-    let Some((first, last)) = text.strip_prefix("bytes=").and_then(|text| text.split_once('-'))
+    let Some((first, last)) = text
+        .strip_prefix("bytes=")
+        .and_then(|text| text.split_once('-'))
     else {
         return Ok(None);
     };
@@ -188,7 +210,9 @@ pub async fn upload(call: Call, request: Request) -> Result<Response> {
     } else if kind.starts_with("application/octet-stream") {
         vec![upload.whole(&query, request).await?]
     } else {
-        let message = format!("unsupported content type {kind:?}: use multipart/form-data or application/octet-stream");
+        let message = format!(
+            "unsupported content type {kind:?}: use multipart/form-data or application/octet-stream"
+        );
         return Err(Fault::bad_request(message));
     };
     Ok(axum::Json(written).into_response())
@@ -233,23 +257,33 @@ impl Upload {
                 let mut plain = GzipDecoder::new(BufReader::new(reader));
                 self.write(&path, &mut plain).await
             }
-            Some(other) => Err(Fault::bad_request(format!("unsupported content encoding {other:?}"))),
+            Some(other) => Err(Fault::bad_request(format!(
+                "unsupported content encoding {other:?}"
+            ))),
         }
     }
 
     async fn parts(&self, query: &Query, kind: String, request: Request) -> Result<Vec<Value>> {
         let malformed = |error: multer::Error| Fault::bad_request(format!("invalid form: {error}"));
         let boundary = multer::parse_boundary(kind).map_err(malformed)?;
-        let stream = request.into_body().into_data_stream();
+        let heads = Heads::default();
+        let stream = heads.clone().limit(request.into_body());
         let mut form = multer::Multipart::new(stream, boundary);
         let mut written = Vec::new();
         let mut seen = Vec::new();
-        while let Some(field) = form.next_field().await.map_err(malformed)? {
+        let mut count = 0;
+        while let Some(field) = {
+            heads.begin();
+            let field = form.next_field().await.map_err(malformed)?;
+            heads.end();
+            field
+        } {
+            count += 1;
+            if count > PARTS_MAX {
+                return Err(Fault::bad_request("too many files in one request"));
+            }
             if field.name() != Some("file") {
                 continue;
-            }
-            if seen.len() >= PARTS_MAX {
-                return Err(Fault::bad_request("too many files in one request"));
             }
             let own = field.file_name().map(|name| name.replace("%22", "\""));
             let named = query.path.clone().filter(|path| !path.is_empty()).or(own);
@@ -293,10 +327,15 @@ impl Upload {
             }
             Err(error) => return Err(error.into()),
         };
-        self.files.write(path, source, owner).await.map_err(broken)?;
+        self.files
+            .write(path, source, owner)
+            .await
+            .map_err(broken)?;
         if !self.attributes.is_empty() {
             let attributes = self.attributes.clone();
-            self.files.set_attributes(path, METADATA, attributes).await?;
+            self.files
+                .set_attributes(path, METADATA, attributes)
+                .await?;
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut shown = json!({ "path": path.to_string_lossy(), "name": name, "type": "file" });
@@ -308,12 +347,46 @@ impl Upload {
     }
 }
 
+/// Limits what a form has between the contents of its files: its parser keeps that in memory.
+#[derive(Debug, Clone, Default)]
+struct Heads {
+    is_head: Arc<AtomicBool>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Heads {
+    fn begin(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        self.is_head.store(true, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.is_head.store(false, Ordering::Relaxed);
+    }
+
+    /// Fails the body when a head is too long.
+    fn limit(self, body: Body) -> impl Stream<Item = std::io::Result<Bytes>> {
+        let body = body.into_data_stream().map_err(std::io::Error::other);
+        body.and_then(move |bytes| {
+            let is_head = self.is_head.load(Ordering::Relaxed);
+            let before = self.bytes.fetch_add(bytes.len(), Ordering::Relaxed);
+            let is_too_long = is_head && before > PART_HEAD_MAX;
+            let passed = match is_too_long.then_some("the head of a part is too long") {
+                Some(reason) => Err(std::io::Error::other(reason)),
+                None => Ok(bytes),
+            };
+            std::future::ready(passed)
+        })
+    }
+}
+
 /// A body that breaks off, or is not what it claims to be, is the client's mistake.
 fn broken(error: sandtree::Error) -> Fault {
     match error {
-        sandtree::Error::Io { .. } => {
-            Fault::bad_request(format!("the body cannot be read: {}", error.report().one_line()))
-        }
+        sandtree::Error::Io { .. } => Fault::bad_request(format!(
+            "the body cannot be read: {}",
+            error.report().one_line()
+        )),
         error => error.into(),
     }
 }

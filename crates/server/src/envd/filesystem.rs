@@ -6,23 +6,25 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use axum::extract::Request;
 use axum::response::Response;
-use sandtree::{ErrorKind, FileKind, Files, Stat, WatchChange, WatchEvent};
+use sandtree::{ErrorKind, FileKind, Files, Stat, WatchChange, WatchEvent, WatchScope};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Call;
 use super::rpc::{self, Answers};
 use super::user::{User, Users};
-use super::watchers::Entries;
-use crate::auth;
 use crate::error::{Fault, Result};
+use crate::watchers::Events;
 
 /// The prefix of the attributes that hold a file's metadata.
 pub const METADATA: &str = "user.e2b.";
 const DEPTH_MAX: u32 = 64;
 const ENTRIES_MAX: usize = 100_000;
+/// The bytes of all paths of a listing.
+const LISTING_BYTES_MAX: usize = 16 << 20;
+/// How many entries of a listing are shown with their metadata.
+const METADATA_ENTRIES_MAX: usize = 1000;
 const LINKS_MAX: usize = 16;
-const KEEPALIVE: Duration = Duration::from_secs(90);
 
 #[derive(Debug, Deserialize)]
 struct AtPath {
@@ -114,12 +116,17 @@ async fn list_dir(call: &Call, request: Request) -> Result<Value> {
     let asker = Asker::of(call).await?;
     let top = asker.user.path(&path)?;
     let depth = depth.unwrap_or(1).clamp(1, DEPTH_MAX);
-    let stat = asker.files.stat(&top).await.map_err(|error| missing(error, &top))?;
+    let stat = asker
+        .files
+        .stat(&top)
+        .await
+        .map_err(|error| missing(error, &top))?;
     if stat.kind != FileKind::Dir {
         let message = format!("path is not a directory: {}", top.display());
         return Err(Fault::bad_request(message));
     }
     let mut entries = Vec::new();
+    let mut bytes = 0;
     let mut left = vec![(top, 1)];
     while let Some((directory, level)) = left.pop() {
         let mut found = match asker.files.list(&directory).await {
@@ -130,14 +137,20 @@ async fn list_dir(call: &Call, request: Request) -> Result<Value> {
         };
         found.sort_by(|a, b| a.name.cmp(&b.name));
         for item in found {
-            if entries.len() >= ENTRIES_MAX {
+            if entries.len() >= ENTRIES_MAX || bytes > LISTING_BYTES_MAX {
                 return Err(Fault::bad_request("the directory has too many entries"));
             }
             let path = directory.join(std::ffi::OsStr::from_bytes(&item.name));
             if item.stat.kind == FileKind::Dir && level < depth {
                 left.push((path.clone(), level + 1));
             }
-            entries.push(shown(&asker.files, &asker.users, &path, &item.stat).await);
+            bytes += path.as_os_str().len();
+            let mut entry = shown(&asker.files, &asker.users, &path, &item.stat).await;
+            // Each costs a round trip to the guest.
+            if entries.len() < METADATA_ENTRIES_MAX {
+                add_metadata(&mut entry, &asker.files, &path, &item.stat).await;
+            }
+            entries.push(entry);
         }
     }
     Ok(json!({ "entries": entries }))
@@ -153,7 +166,10 @@ async fn make_dir(call: &Call, request: Request) -> Result<Value> {
             return Err(Fault::conflict(message));
         }
         Ok(_) => {
-            let message = format!("path already exists but it is not a directory: {}", path.display());
+            let message = format!(
+                "path already exists but it is not a directory: {}",
+                path.display()
+            );
             return Err(Fault::bad_request(message));
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -231,7 +247,9 @@ async fn entry(files: &Files, users: &Users, path: &Path) -> Result<Value> {
         .stat_link(path)
         .await
         .map_err(|error| missing(error, path))?;
-    Ok(shown(files, users, path, &stat).await)
+    let mut entry = shown(files, users, path, &stat).await;
+    add_metadata(&mut entry, files, path, &stat).await;
+    Ok(entry)
 }
 
 /// A file as clients see it. A link is shown with the type and mode of its target.
@@ -256,13 +274,17 @@ async fn shown(files: &Files, users: &Users, path: &Path, stat: &Stat) -> Value 
     if let Some((target, _)) = target {
         entry["symlinkTarget"] = target.to_string_lossy().into();
     }
-    if stat.kind == FileKind::File {
-        let metadata = metadata(files, path).await;
-        if !metadata.is_empty() {
-            entry["metadata"] = Value::Object(metadata);
-        }
-    }
     entry
+}
+
+async fn add_metadata(entry: &mut Value, files: &Files, path: &Path, stat: &Stat) {
+    if stat.kind != FileKind::File {
+        return;
+    }
+    let metadata = metadata(files, path).await;
+    if !metadata.is_empty() {
+        entry["metadata"] = Value::Object(metadata);
+    }
 }
 
 /// Where a link leads in the end. A link that leads nowhere leads to itself.
@@ -326,6 +348,13 @@ fn time(unix_ns: i64) -> String {
     humantime::format_rfc3339_nanos(UNIX_EPOCH + since).to_string()
 }
 
+/// What events are reported with, in addition to names.
+struct Entries {
+    directory: PathBuf,
+    /// If events come with the file's entry.
+    users: Option<Users>,
+}
+
 /// A watch of a directory, and what its events are reported with.
 async fn watch(call: &Call, asked: &WatchDir) -> Result<(sandtree::Watch, Entries)> {
     let asker = Asker::of(call).await?;
@@ -339,17 +368,21 @@ async fn watch(call: &Call, asked: &WatchDir) -> Result<(sandtree::Watch, Entrie
         let message = format!("path is not a directory: {}", path.display());
         return Err(Fault::bad_request(message));
     }
-    let watch = asker.files.watch(&path, asked.recursive).await?;
+    let scope = if asked.recursive {
+        WatchScope::Tree
+    } else {
+        WatchScope::Directory
+    };
+    let watch = asker.files.watch(&path, scope).await?;
     let entries = Entries {
         directory: path,
-        users: asker.users,
-        wanted: asked.include_entry,
+        users: asked.include_entry.then_some(asker.users),
     };
     Ok((watch, entries))
 }
 
 /// An event as clients see it. `None`: it concerns no file.
-pub async fn shown_event(files: &Files, entries: &Entries, event: WatchEvent) -> Option<Value> {
+async fn shown_event(files: &Files, entries: &Entries, event: WatchEvent) -> Option<Value> {
     let kind = match event.change {
         WatchChange::Created => "EVENT_TYPE_CREATE",
         WatchChange::Written => "EVENT_TYPE_WRITE",
@@ -364,10 +397,10 @@ pub async fn shown_event(files: &Files, entries: &Entries, event: WatchEvent) ->
         event.change,
         WatchChange::Created | WatchChange::Written | WatchChange::Attributes
     );
-    if entries.wanted && has_entry {
+    if let Some(users) = entries.users.as_ref().filter(|_| has_entry) {
         let path = entries.directory.join(name);
         // It may be gone again.
-        if let Ok(entry) = entry(files, &entries.users, &path).await {
+        if let Ok(entry) = entry(files, users, &path).await {
             shown["entry"] = entry;
         }
     }
@@ -376,9 +409,19 @@ pub async fn shown_event(files: &Files, entries: &Entries, event: WatchEvent) ->
 
 async fn create_watcher(call: &Call, request: Request) -> Result<Value> {
     let asked: WatchDir = rpc::read(request).await?;
-    let (watch, entries) = watch(call, &asked).await?;
+    let (mut watch, entries) = watch(call, &asked).await?;
+    let files = call.connection.guest.files();
+    let events = Events::default();
+    let kept = events.clone();
+    let task = tokio::spawn(async move {
+        while let Ok(Some(event)) = watch.next().await {
+            if let Some(shown) = shown_event(&files, &entries, event).await {
+                kept.push(shown);
+            }
+        }
+    });
     let watchers = call.gateway.watchers();
-    let name = watchers.add(&call.connection, watch, entries)?;
+    let name = watchers.add(call.connection.id(), events, task.abort_handle())?;
     Ok(json!({ "watcherId": name }))
 }
 
@@ -400,10 +443,7 @@ async fn remove_watcher(call: &Call, request: Request) -> Result<Value> {
 }
 
 async fn watch_dir(call: &Call, request: Request) -> Result<Response> {
-    let every = auth::header(request.headers(), "keepalive-ping-interval")
-        .and_then(|text| text.parse().ok())
-        .map_or(KEEPALIVE, Duration::from_secs)
-        .max(Duration::from_secs(1));
+    let every = rpc::keepalive(request.headers());
     let asked: WatchDir = rpc::read_one(request).await?;
     let (mut watch, entries) = watch(call, &asked).await?;
     let connection = call.connection.clone();
@@ -414,7 +454,7 @@ async fn watch_dir(call: &Call, request: Request) -> Result<Response> {
         while is_there {
             let event = tokio::select! {
                 event = watch.next() => event,
-                () = connection.ended() => return answers.abort().await,
+                () = connection.ended() => return drop(answers),
                 () = answers.closed() => return,
                 () = tokio::time::sleep(every) => {
                     is_there = answers.send(&json!({ "keepalive": {} })).await;

@@ -9,20 +9,20 @@
 
 pub mod files;
 mod filesystem;
-pub mod process;
+mod process;
 mod rpc;
 mod user;
-pub mod watchers;
 
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use hyper::{Method, StatusCode};
+use sandtree::Phase;
 use serde_json::json;
 
 use crate::auth;
-use crate::control::labels::Labels;
 use crate::error::{Fault, Result};
 use crate::gateway::{Connection, Gateway};
+use crate::labels::Labels;
 
 /// The port under which clients address commands and files.
 pub const ENVD_PORT: u16 = 49983;
@@ -38,25 +38,35 @@ pub struct Call {
 /// Answers a request for the commands and files of a sandbox.
 pub async fn serve(gateway: Gateway, sandbox: &str, request: Request) -> Result<Response> {
     let path = request.uri().path().to_owned();
-    if path == "/health" {
-        gateway.connect(sandbox).await?;
-        return Ok(StatusCode::NO_CONTENT.into_response());
-    }
     let (_, info) = gateway
         .sandbox(sandbox)
         .map_err(|_| Fault::sandbox_gone())?;
+    // Without a token, so it must not resume the sandbox.
+    if path == "/health" {
+        return match info.state {
+            Phase::Running => Ok(StatusCode::NO_CONTENT.into_response()),
+            _ => Err(Fault::sandbox_gone()),
+        };
+    }
     let token = gateway.host().access()?.token(auth::ENVD, &info.id);
     let has_token = auth::has_token(request.headers(), "x-access-token", &token);
-    if Labels::of(&info).secure && !has_token {
+    let needs_signature = Labels::of(&info).secure && !has_token;
+    if needs_signature {
         if path != "/files" {
             let message = "unauthorized access, please provide a valid access token";
             return Err(Fault::unauthorized(message));
         }
         files::check_signature(&request, &token)?;
     }
+    // A signature covers the user in the address, and no other.
+    let user = if needs_signature {
+        None
+    } else {
+        auth::basic_user(request.headers())?
+    };
     let call = Call {
         connection: gateway.connect(&info.id).await?,
-        user: auth::basic_user(request.headers())?,
+        user,
         gateway,
     };
     if let Some(method) = path.strip_prefix("/process.Process/") {

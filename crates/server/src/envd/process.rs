@@ -6,11 +6,10 @@
 //! Always: a client that is slow slows its own stream only. A command that has ended is kept for
 //! [`KEPT_FOR`], and then its output is removed.
 
-use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::Request;
@@ -18,10 +17,7 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::HeaderMap;
-use sandtree::{
-    ByteStream, Code, Error, Exec, ExecHandle, ExecId, ExecSpec, ExitStatus, Lifetime, Stdin,
-    TermSize,
-};
+use sandtree::{ByteStream, Code, Error, Exec, ExecId, ExecSpec, ExitStatus, Lifetime, TermSize};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -31,79 +27,16 @@ use super::rpc::{self, Answers, Messages};
 use super::user::Users;
 use crate::auth;
 use crate::error::{Fault, Result};
-use crate::gateway::{Connection, lock};
+use crate::gateway::Connection;
+use crate::processes::{Process, ProcessConfig};
 
 /// How long a command that has ended can still be joined.
 const KEPT_FOR: Duration = Duration::from_secs(30);
-/// How often a stream without output shows that it lives, unless the client chooses.
-const KEEPALIVE: Duration = Duration::from_secs(90);
 /// The pieces of output in one message.
 const PIECE_MAX: usize = 32 * 1024;
+const TAG_MAX: usize = 256;
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
-
-/// The commands of all sandboxes that this server knows, by sandbox and process id. Others are found
-/// again in their keepers.
-#[derive(Debug, Default)]
-pub struct Processes(Mutex<HashMap<(String, u32), Arc<Process>>>);
-
-/// A command that runs, or has ended a moment ago.
-#[derive(Debug)]
-struct Process {
-    exec: ExecId,
-    pid: u32,
-    tag: Option<String>,
-    config: ProcessConfig,
-    terminal: bool,
-    takes_input: bool,
-    handle: ExecHandle,
-    /// Writers wait for each other, so that their bytes do not mix.
-    stdin: tokio::sync::Mutex<Stdin>,
-}
-
-impl Processes {
-    /// Drops the commands of a sandbox that does not run any more.
-    pub fn forget(&self, sandbox: &str) {
-        lock(&self.0).retain(|(of, _), _| of != sandbox);
-    }
-
-    fn get(&self, sandbox: &str, pid: u32) -> Option<Arc<Process>> {
-        lock(&self.0).get(&(sandbox.to_owned(), pid)).cloned()
-    }
-
-    fn tagged(&self, sandbox: &str, tag: &str) -> Option<Arc<Process>> {
-        let all = lock(&self.0);
-        let mut of = all.iter().filter(|((of, _), _)| of == sandbox);
-        let found = of.find(|(_, process)| process.tag.as_deref() == Some(tag));
-        found.map(|(_, process)| process.clone())
-    }
-
-    fn add(&self, sandbox: &str, process: Process) -> Arc<Process> {
-        let process = Arc::new(process);
-        let key = (sandbox.to_owned(), process.pid);
-        lock(&self.0).insert(key, process.clone());
-        process
-    }
-
-    /// Removes a command, unless another one has its number by now.
-    fn remove(&self, sandbox: &str, process: &Process) {
-        let key = (sandbox.to_owned(), process.pid);
-        let mut all = lock(&self.0);
-        if all.get(&key).is_some_and(|known| known.exec == process.exec) {
-            all.remove(&key);
-        }
-    }
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-struct ProcessConfig {
-    cmd: String,
-    #[serde(default)]
-    args: Vec<String>,
-    #[serde(default)]
-    envs: BTreeMap<String, String>,
-    cwd: Option<String>,
-}
 
 #[derive(Debug, Deserialize)]
 struct Start {
@@ -111,6 +44,13 @@ struct Start {
     pty: Option<Pty>,
     tag: Option<String>,
     stdin: Option<bool>,
+}
+
+impl Start {
+    /// A terminal is always typed into.
+    fn takes_input(&self) -> bool {
+        self.pty.is_some() || self.stdin.unwrap_or(true)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -190,7 +130,9 @@ pub async fn serve(call: Call, method: &str, request: Request) -> Result<Respons
         "CloseStdin" => Ok(rpc::answer(close_stdin(&call, request).await)),
         "SendSignal" => Ok(rpc::answer(send_signal(&call, request).await)),
         "Update" => Ok(rpc::answer(update(&call, request).await)),
-        other => Err(Fault::not_found(format!("there is no process.Process/{other}"))),
+        other => Err(Fault::not_found(format!(
+            "there is no process.Process/{other}"
+        ))),
     }
 }
 
@@ -200,10 +142,18 @@ fn streamed(answered: Result<Response>) -> Response {
 
 async fn start(call: Call, headers: &HeaderMap, request: Request) -> Result<Response> {
     let start: Start = rpc::read_one(request).await?;
+    if start.tag.as_ref().is_some_and(|tag| tag.len() > TAG_MAX) {
+        return Err(Fault::bad_request("a tag has at most 256 bytes"));
+    }
+    let spec = spec(&call, headers, &start).await?;
     let terminal = start.pty.is_some();
-    let takes_input = terminal || start.stdin.unwrap_or(true);
-    let spec = spec(&call, headers, &start, takes_input).await?;
-    let mut exec = call.connection.guest.exec(spec).await.map_err(not_started)?;
+    let takes_input = start.takes_input();
+    let mut exec = call
+        .connection
+        .guest
+        .exec(spec)
+        .await
+        .map_err(not_started)?;
     let streams = Streams::of(&mut exec);
     let process = Process {
         exec: exec.id().clone(),
@@ -219,14 +169,13 @@ async fn start(call: Call, headers: &HeaderMap, request: Request) -> Result<Resp
     Ok(follow(&call.connection, headers, process, streams))
 }
 
-async fn spec(
-    call: &Call,
-    headers: &HeaderMap,
-    start: &Start,
-    takes_input: bool,
-) -> Result<ExecSpec> {
+async fn spec(call: &Call, headers: &HeaderMap, start: &Start) -> Result<ExecSpec> {
     let ProcessConfig {
-        cmd, args, envs, cwd, ..
+        cmd,
+        args,
+        envs,
+        cwd,
+        ..
     } = &start.process;
     let users = Users::of(&call.connection).await?;
     let user = users.find(call.user.as_deref())?;
@@ -246,7 +195,7 @@ async fn spec(
         let size = pty.size.map(TermSize::from);
         size.unwrap_or(TermSize { rows: 24, cols: 80 })
     });
-    spec.stdin = takes_input;
+    spec.stdin = start.takes_input();
     spec.timeout = deadline(headers)?;
     spec.lifetime = Lifetime::Detached;
     Ok(spec)
@@ -256,7 +205,9 @@ async fn existing(call: &Call, path: PathBuf, asked: &str) -> Result<PathBuf> {
     let files = call.connection.guest.files();
     match files.stat(&path).await {
         Ok(stat) if stat.kind == sandtree::FileKind::Dir => Ok(path),
-        Ok(_) => Err(Fault::bad_request(format!("cwd '{asked}' is not a directory"))),
+        Ok(_) => Err(Fault::bad_request(format!(
+            "cwd '{asked}' is not a directory"
+        ))),
         Err(error) if error.kind() == sandtree::ErrorKind::NotFound => {
             Err(Fault::bad_request(format!("cwd '{asked}' does not exist")))
         }
@@ -334,10 +285,7 @@ fn follow(
     process: Arc<Process>,
     streams: Streams,
 ) -> Response {
-    let every = auth::header(headers, "keepalive-ping-interval")
-        .and_then(|text| text.parse().ok())
-        .map_or(KEEPALIVE, Duration::from_secs)
-        .max(Duration::from_secs(1));
+    let every = rpc::keepalive(headers);
     let (answers, response) = Answers::new();
     let connection = connection.clone();
     tokio::spawn(async move {
@@ -353,7 +301,7 @@ fn follow(
                 let fault = Fault::new(status, "the command took longer than its timeout");
                 answers.fail(&fault).await;
             }
-            Told::Lost => answers.abort().await,
+            Told::Lost => drop(answers),
         }
     });
     response
@@ -367,12 +315,7 @@ enum Told {
     Lost,
 }
 
-async fn tell(
-    answers: &Answers,
-    process: &Process,
-    streams: Streams,
-    keepalive: Duration,
-) -> Told {
+async fn tell(answers: &Answers, process: &Process, streams: Streams, keepalive: Duration) -> Told {
     let start = json!({ "event": { "start": { "pid": process.pid } } });
     if !answers.send(&start).await {
         return Told::Lost;
@@ -421,9 +364,10 @@ async fn tell(
         Err(_) => return Told::Lost,
     };
     let end = json!({ "event": { "end": end } });
-    match answers.send(&end).await {
-        true => Told::Whole,
-        false => Told::Lost,
+    if answers.send(&end).await {
+        Told::Whole
+    } else {
+        Told::Lost
     }
 }
 
@@ -488,7 +432,10 @@ async fn list(call: &Call) -> Result<Value> {
     let shown = running.filter_map(|entry| {
         let pid = entry.pid?;
         let known = call.gateway.processes().get(call.connection.id(), pid);
-        let config = match known.as_ref().filter(|known| known.exec.to_string() == entry.id) {
+        let config = match known
+            .as_ref()
+            .filter(|known| known.exec.to_string() == entry.id)
+        {
             Some(known) => known.config.clone(),
             None => ProcessConfig {
                 cmd: entry.command.clone(),

@@ -5,17 +5,20 @@
 //!   stream  [flags: u8][length: u32, big-endian][JSON] … then flags 2: {} or {"error": {"code", "message"}}
 //! ```
 
+use std::time::Duration;
+
 use axum::body::{Body, BodyDataStream};
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::StreamExt;
-use hyper::StatusCode;
 use hyper::header::CONTENT_TYPE;
+use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::auth;
 use crate::body::{self, Sender};
 use crate::error::{Fault, Result};
 
@@ -27,6 +30,17 @@ const END: u8 = 2;
 const HEAD: usize = 5;
 /// The longest message of a client.
 const MESSAGE_MAX: usize = 16 << 20;
+
+/// How often a stream without messages shows that it lives, unless the client chooses.
+const KEEPALIVE_S: u64 = 90;
+const KEEPALIVE_MOST_S: u64 = 3600;
+
+/// The time after which a quiet stream shows that it lives.
+pub fn keepalive(headers: &HeaderMap) -> Duration {
+    let asked = auth::header(headers, "keepalive-ping-interval");
+    let seconds = asked.and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(KEEPALIVE_S).clamp(1, KEEPALIVE_MOST_S))
+}
 
 /// The answer of a unary call.
 pub fn answer(result: Result<Value>) -> Response {
@@ -144,21 +158,20 @@ impl Answers {
         self.0.send(frame(MESSAGE, message)).await
     }
 
-    /// Ends the stream as it should end.
+    /// Ends the stream as it should end. A stream that is dropped instead is cut off: clients then
+    /// ask whether the sandbox still runs.
     pub async fn end(self) {
-        // A client that is gone needs no end.
-        let _is_there = self.0.send(frame(END, &json!({}))).await;
+        self.end_with(&json!({})).await;
     }
 
     pub async fn fail(self, fault: &Fault) {
-        let end = json!({ "error": error(fault) });
-        // As above.
-        let _is_there = self.0.send(frame(END, &end)).await;
+        self.end_with(&json!({ "error": error(fault) })).await;
     }
 
-    /// Cuts the connection: clients then ask whether the sandbox still runs.
-    pub async fn abort(self) {
-        self.0.abort("the sandbox does not run any more").await;
+    async fn end_with(self, message: &Value) {
+        if self.0.send(frame(END, message)).await {
+            self.0.finish().await;
+        }
     }
 
     /// Waits until the client is gone.
@@ -230,6 +243,19 @@ mod tests {
             let mut messages = Messages::new(Body::from(bytes.to_vec()));
             assert!(messages.next::<Value>().await.is_err(), "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn a_quiet_stream_shows_life_within_bounds() {
+        let every = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("keepalive-ping-interval", text.parse().unwrap());
+            keepalive(&headers).as_secs()
+        };
+        assert_eq!(every("50"), 50);
+        assert_eq!(every("0"), 1);
+        assert_eq!(every("18446744073709551615"), 3600);
+        assert_eq!(every("x"), 90);
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub struct SandboxRecord {
     pub expiry: Option<Expiry>,
 }
 
-/// The end of a sandbox that nobody ends.
+/// The end of a sandbox after a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expiry {
     /// Counts anew from each start and resume.

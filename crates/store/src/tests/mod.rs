@@ -12,7 +12,7 @@ mod snapshots;
 mod states;
 mod store;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     AccelChoice, Arch, Consistency, Digest, Error, ExecDefaults, Head, Image, ImageSpec, Init,

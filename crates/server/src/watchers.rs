@@ -1,31 +1,61 @@
 //! Watches that clients poll: the events wait here until they are fetched.
 //!
-//! Always: at most [`EVENTS_MAX`] events wait, the oldest are dropped, and a watch that nobody polls
-//! for [`IDLE`] ends.
+//! Always: at most [`EVENTS_MAX`] events wait, and the oldest are dropped. A watch that is not
+//! polled for [`IDLE`] ends when the next one begins.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sandtree::Watch;
 use serde_json::Value;
 use tokio::task::AbortHandle;
 
-use super::filesystem::shown_event;
-use super::user::Users;
 use crate::error::{Fault, Result, Retry};
-use crate::gateway::{Connection, lock};
+use crate::locked::lock;
 
 const EVENTS_MAX: usize = 10_000;
-const WATCHERS_MAX: usize = 1000;
+const EVENT_BYTES_MAX: usize = 8 << 20;
+/// Of one sandbox.
+const WATCHERS_MAX: usize = 64;
 const IDLE: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Default)]
 pub struct Watchers(Mutex<HashMap<(String, String), Watcher>>);
 
+/// Events that wait to be fetched; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Events(Arc<Mutex<Waiting>>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    events: VecDeque<(Value, usize)>,
+    bytes: usize,
+}
+
+impl Events {
+    /// Adds an event. The oldest make room for it.
+    pub fn push(&self, event: Value) {
+        let size = event.to_string().len();
+        let mut waiting = lock(&self.0);
+        waiting.bytes += size;
+        waiting.events.push_back((event, size));
+        while waiting.events.len() > EVENTS_MAX || waiting.bytes > EVENT_BYTES_MAX {
+            let Some((_, size)) = waiting.events.pop_front() else {
+                return;
+            };
+            waiting.bytes -= size;
+        }
+    }
+
+    fn take(&self) -> Vec<Value> {
+        let waiting = std::mem::take(&mut *lock(&self.0));
+        waiting.events.into_iter().map(|(event, _)| event).collect()
+    }
+}
+
 #[derive(Debug)]
 struct Watcher {
-    events: Arc<Mutex<VecDeque<Value>>>,
+    events: Events,
     /// Ends the task that reads the events.
     task: AbortHandle,
     polled: Instant,
@@ -37,46 +67,23 @@ impl Drop for Watcher {
     }
 }
 
-/// What a watcher reports in addition to names.
-#[derive(Debug, Clone)]
-pub struct Entries {
-    pub directory: std::path::PathBuf,
-    pub users: Users,
-    /// Whether events come with the file's entry.
-    pub wanted: bool,
-}
-
 impl Watchers {
-    /// Keeps the events of a watch, and returns its name.
-    pub fn add(&self, connection: &Connection, mut watch: Watch, entries: Entries) -> Result<String> {
-        let mut all = lock(&self.0);
-        all.retain(|_, watcher| watcher.polled.elapsed() < IDLE);
-        if all.len() >= WATCHERS_MAX {
-            let message = "this server has too many watchers";
-            return Err(Fault::too_many(message, Retry::Never));
-        }
-        let events = Arc::new(Mutex::new(VecDeque::new()));
-        let kept = events.clone();
-        let files = connection.guest.files();
-        let task = tokio::spawn(async move {
-            while let Ok(Some(event)) = watch.next().await {
-                let Some(shown) = shown_event(&files, &entries, event).await else {
-                    continue;
-                };
-                let mut kept = lock(&kept);
-                if kept.len() >= EVENTS_MAX {
-                    kept.pop_front();
-                }
-                kept.push_back(shown);
-            }
-        });
-        let name = name();
+    /// Keeps the events that a task collects, and returns the name of the watch.
+    pub fn add(&self, sandbox: &str, events: Events, task: AbortHandle) -> Result<String> {
         let watcher = Watcher {
             events,
-            task: task.abort_handle(),
+            task,
             polled: Instant::now(),
         };
-        all.insert((connection.id().to_owned(), name.clone()), watcher);
+        let mut all = lock(&self.0);
+        all.retain(|_, watcher| watcher.polled.elapsed() < IDLE);
+        let of_sandbox = all.keys().filter(|(of, _)| of == sandbox);
+        if of_sandbox.count() >= WATCHERS_MAX {
+            let message = "this sandbox has too many watchers";
+            return Err(Fault::too_many(message, Retry::Never));
+        }
+        let name = name();
+        all.insert((sandbox.to_owned(), name.clone()), watcher);
         Ok(name)
     }
 
@@ -86,8 +93,7 @@ impl Watchers {
         let watcher = all.get_mut(&(sandbox.to_owned(), name.to_owned()));
         let watcher = watcher.ok_or_else(|| missing(name))?;
         watcher.polled = Instant::now();
-        let events = std::mem::take(&mut *lock(&watcher.events));
-        Ok(events.into())
+        Ok(watcher.events.take())
     }
 
     pub fn remove(&self, sandbox: &str, name: &str) -> Result<()> {

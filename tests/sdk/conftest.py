@@ -1,0 +1,147 @@
+"""A real server with real guests for the real clients.
+
+`SANDTREE_PROGRAM` is the program, `SANDTREE_TEST_BASE` a store that has the image `debian`; each run works on a copy of it,
+made of hard links.
+"""
+
+import json
+import os
+import signal
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+_home = tempfile.mkdtemp(prefix="sandtree-sdk-")
+STORE = os.path.join(_home, "store")
+PROGRAM = os.environ["SANDTREE_PROGRAM"]
+
+
+def sandtree(*arguments, check=True):
+    """Runs the program on the server's store, and returns its output."""
+    done = subprocess.run([PROGRAM, "--home", STORE, *arguments], capture_output=True, text=True, timeout=120)
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Server:
+    """`sandtree serve` as a process of its own."""
+
+    def __init__(self, listen="127.0.0.1:0"):
+        self.log = open(os.path.join(_home, "server.log"), "ab")
+        self.process = subprocess.Popen(
+            [PROGRAM, "--home", STORE, "--json", "serve", "--listen", listen],
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        line = self.process.stdout.readline()
+        assert line, Path(self.log.name).read_text()
+        self.url = json.loads(line)["url"]
+
+    @property
+    def address(self):
+        return self.url.removeprefix("http://")
+
+    def kill(self):
+        """As a crash would."""
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout=30)
+        self.log.close()
+        return code
+
+
+class Running:
+    """The server of this run, which tests may replace."""
+
+    server = None
+
+
+def pytest_configure(config):
+    subprocess.run(["cp", "-al", os.environ["SANDTREE_TEST_BASE"], STORE], check=True)
+    # `cp -al` shares the lock's inode with the store that was copied.
+    lock = Path(STORE, "lock")
+    lock.unlink()
+    lock.touch(mode=0o600)
+    Running.server = Server()
+    os.environ["E2B_API_KEY"] = json.loads(sandtree("--json", "key", "create", "--name", "tests"))["key"]
+    use(Running.server)
+
+
+def use(server):
+    """Points the clients to a server."""
+    Running.server = server
+    os.environ["E2B_API_URL"] = server.url
+    os.environ["E2B_SANDBOX_URL"] = server.url
+    host, port = server.address.split(":")
+    os.environ["CUBE_API_URL"] = server.url
+    os.environ["CUBE_API_KEY"] = os.environ["E2B_API_KEY"]
+    os.environ["CUBE_PROXY_NODE_IP"] = host
+    os.environ["CUBE_PROXY_PORT_HTTP"] = port
+
+
+def pytest_unconfigure(config):
+    if Running.server is None:
+        return
+    if Running.server.process.poll() is None:
+        Running.server.kill()
+    for sandbox in json.loads(sandtree("--json", "ps", "-a")):
+        sandtree("rm", "-f", sandbox["id"], check=False)
+    shutil.rmtree(_home, ignore_errors=True)
+
+
+def eventually(condition, seconds=60.0):
+    """Waits for a visible event."""
+    end = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.05)
+
+
+def sandboxes():
+    """The ids of all sandboxes of the store, whatever their state."""
+    return {sandbox["id"] for sandbox in json.loads(sandtree("--json", "ps", "-a"))}
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    """A sandbox that the tests of a module share."""
+    from e2b import Sandbox
+
+    made = Sandbox.create(timeout=600, metadata={"made": "for a module"}, envs={"FOO": "from create"})
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def own():
+    """Makes sandboxes for one test."""
+    from e2b import Sandbox
+
+    made = []
+
+    def make(*arguments, **options):
+        options.setdefault("timeout", 300)
+        made.append(Sandbox.create(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()
+
+
+@pytest.fixture
+def server():
+    return Running.server

@@ -1,0 +1,241 @@
+"""The server itself: restarts, keys, limits, ports, hostile clients."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import socket
+import struct
+import time
+
+import pytest
+import requests
+from e2b import AsyncSandbox, CommandExitException, RateLimitException, Sandbox
+
+from conftest import Running, Server, eventually, sandboxes, sandtree, use
+
+
+def test_a_killed_server_harms_nothing(own):
+    made = own(timeout=600)
+    command = made.commands.run("read line; echo got $line", background=True, stdin=True)
+    expiring = own(timeout=4)
+    address = Running.server.address
+    Running.server.kill()
+    # The keeper ends it, without any server.
+    eventually(lambda: expiring.sandbox_id not in sandboxes())
+    use(Server(address))
+    assert made.commands.run("echo alive").stdout == "alive\n"
+    assert command.pid in {process.pid for process in made.commands.list()}
+    joined = made.commands.connect(command.pid)
+    made.commands.send_stdin(command.pid, "it\n")
+    assert joined.wait().stdout == "got it\n"
+
+
+def test_a_stopped_server_ends_well(own):
+    made = own()
+    address = Running.server.address
+    assert Running.server.stop() == 0
+    use(Server(address))
+    assert made.commands.run("echo alive").stdout == "alive\n"
+
+
+def test_keys_are_shown_once_and_can_be_removed(server):
+    new = json.loads(sandtree("--json", "key", "create", "--name", "short-lived"))
+    list_with = lambda key: requests.get(f"{server.url}/v2/sandboxes", headers={"X-API-KEY": key})
+    assert list_with(new["key"]).status_code == 200
+    assert new["key"] not in sandtree("--json", "key", "ls")
+    sandtree("key", "rm", new["id"])
+    refused = list_with(new["key"])
+    assert refused.status_code == 401
+    assert refused.json() == {"code": 401, "message": "invalid API key"}
+    assert requests.get(f"{server.url}/v2/sandboxes").status_code == 401
+
+
+def test_a_key_has_limits():
+    new = json.loads(sandtree("--json", "key", "create", "--max-sandboxes", "1"))
+    first = Sandbox.create(timeout=60, api_key=new["key"])
+    try:
+        with pytest.raises(RateLimitException, match="may run 1 sandboxes"):
+            Sandbox.create(timeout=60, api_key=new["key"])
+    finally:
+        first.kill()
+    Sandbox.create(timeout=60, api_key=new["key"]).kill()
+
+
+def test_tokens_guard_the_data_plane(own, server):
+    made, other = own(), own()
+    url = f"{server.url}/filesystem.Filesystem/ListDir"
+
+    def ask(token=None):
+        headers = {"E2b-Sandbox-Id": made.sandbox_id}
+        if token is not None:
+            headers["X-Access-Token"] = token
+        return requests.post(url, json={"path": "/"}, headers=headers).status_code
+
+    assert ask(made._envd_access_token) == 200
+    assert [ask(), ask(""), ask(other._envd_access_token), ask(os.environ["E2B_API_KEY"])] == [401] * 4
+
+
+def through(server, sandbox, port, path="/", **options):
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port), **options.pop("headers", {})}
+    return requests.request(options.pop("method", "GET"), server.url + path, headers=headers, **options)
+
+
+ECHO = """
+import http.server, hashlib, base64
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(201)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("x-seen-host", self.headers["host"])
+        self.send_header("x-seen-key", str(self.headers["x-api-key"]))
+        self.end_headers()
+        self.wfile.write(body[::-1])
+    def do_GET(self):
+        # A WebSocket that echoes one frame.
+        key = self.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        self.send_response(101)
+        self.send_header("upgrade", "websocket")
+        self.send_header("connection", "upgrade")
+        self.send_header("sec-websocket-accept", accept)
+        self.end_headers()
+        self.wfile.flush()
+        head = self.rfile.read(6)
+        mask, length = head[2:6], head[1] & 127
+        text = bytes(byte ^ mask[i % 4] for i, byte in enumerate(self.rfile.read(length)))
+        self.wfile.write(bytes([0x81, length]) + text.upper())
+        self.wfile.flush()
+        self.close_connection = True
+http.server.ThreadingHTTPServer(("127.0.0.1", 8123), Handler).serve_forever()
+"""
+
+
+def test_ports_of_the_guest(own, server):
+    made = own(network={"allow_public_traffic": True}, allow_internet_access=False)
+    closed = through(server, made, 8123)
+    assert (closed.status_code, closed.json()["message"]) == (502, "The sandbox is running but port is not open")
+    made.files.write("echo.py", ECHO)
+    made.commands.run("python3 echo.py", background=True)
+    answer = eventually(lambda: (a := through(server, made, 8123, method="POST", data=b"abc")).status_code == 201 and a)
+    assert answer.content == b"cba"
+    secret = through(server, made, 8123, method="POST", data=b"", headers={"X-API-KEY": "mine"})
+    assert secret.headers["x-seen-key"] == "None"
+    by_name = requests.post(server.url, data=b"xyz", headers={"Host": made.get_host(8123)})
+    assert (by_name.status_code, by_name.content) == (201, b"zyx")
+    large = os.urandom(3_000_000)
+    assert through(server, made, 8123, method="POST", data=large).content == large[::-1]
+    assert websocket(server, made, 8123, b"hello") == b"HELLO"
+
+
+def websocket(server, sandbox, port, text):
+    host, number = server.address.split(":")
+    with socket.create_connection((host, int(number)), timeout=60) as connection:
+        key = base64.b64encode(os.urandom(16)).decode()
+        connection.sendall(
+            f"GET /ws HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {sandbox.sandbox_id}\r\nE2b-Sandbox-Port: {port}\r\n"
+            f"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+        )
+        stream = connection.makefile("rb")
+        assert b"101" in stream.readline()
+        lines = iter(stream.readline, b"\r\n")
+        headers = {line.split(b":")[0].lower(): line.split(b":", 1)[1].strip() for line in lines}
+        wanted = hashlib.sha1((key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()
+        assert headers[b"sec-websocket-accept"] == base64.b64encode(wanted)
+        mask = b"\1\2\3\4"
+        masked = bytes(byte ^ mask[i % 4] for i, byte in enumerate(text))
+        connection.sendall(bytes([0x81, 0x80 | len(text)]) + mask + masked)
+        head = stream.read(2)
+        return stream.read(head[1])
+
+
+def test_private_ports_need_their_token(own, server):
+    made = own(network={"allow_public_traffic": False})
+    assert through(server, made, 8123).status_code == 403
+    token = made.traffic_access_token
+    with_token = through(server, made, 8123, headers={"e2b-traffic-access-token": token})
+    assert with_token.status_code == 502
+    assert through(server, made, 8123, headers={"e2b-traffic-access-token": token[:-1]}).status_code == 403
+
+
+def test_traffic_resumes_a_paused_sandbox(own, server):
+    made = own(lifecycle={"on_timeout": "pause", "auto_resume": True})
+    made.pause()
+    assert made.commands.run("echo resumed").stdout == "resumed\n"
+    asleep = own()
+    asleep.pause()
+    assert through(server, asleep, 8123).status_code == 502
+
+
+def test_hostile_requests_are_refused_and_the_server_lives(own, server):
+    made = own()
+    headers = {
+        "E2b-Sandbox-Id": made.sandbox_id,
+        "X-Access-Token": made._envd_access_token,
+        "Content-Type": "application/connect+json",
+    }
+    start = f"{server.url}/process.Process/Start"
+    for frame in [b"", b"\0", b"\0\xff\xff\xff\xff", struct.pack(">BI", 1, 2) + b"{}", struct.pack(">BI", 0, 2) + b"{]"]:
+        answer = requests.post(start, data=frame, headers=headers)
+        assert answer.status_code == 200
+        assert json.loads(answer.content[5:])["error"]["code"] == "invalid_argument"
+    api = {"X-API-KEY": os.environ["E2B_API_KEY"]}
+    for body in [b"{", b"[]", b'{"timeout": 1e300}', b'{"timeout": -7}', b'{"metadata": {"a": "' + b"x" * 5000 + b'"}}']:
+        answer = requests.post(f"{server.url}/v2/sandboxes", data=body, headers=api)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["code"] == 400
+    unknown = requests.get(f"{server.url}/no/such", headers=api)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, 404)
+    host, number = server.address.split(":")
+    raw = [
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 5000 + b"\r\n",
+        b"POST /v2/sandboxes HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"\x16\x03\x01 not HTTP",
+        b"GET /files?path=%00&signature=v1_x HTTP/1.1\r\nHost: x\r\n\r\n",
+    ]
+    for request in raw:
+        with socket.create_connection((host, int(number)), timeout=20) as connection:
+            connection.sendall(request)
+            answer = connection.recv(65536)
+            assert b" 200 " not in answer.split(b"\r\n")[0] and b" 201 " not in answer.split(b"\r\n")[0], answer
+    assert requests.get(f"{server.url}/health").json()["status"] == "ok"
+
+
+def test_many_idle_connections_cost_nothing(server):
+    host, number = server.address.split(":")
+    idle = [socket.create_connection((host, int(number))) for _ in range(500)]
+    assert requests.get(f"{server.url}/healthz").status_code == 200
+    for connection in idle:
+        connection.close()
+
+
+def test_the_asynchronous_client():
+    async def work():
+        sandbox = await AsyncSandbox.create(timeout=120)
+        try:
+            done, text = await asyncio.gather(
+                sandbox.commands.run("echo asynchronous"), sandbox.files.write("a", "b")
+            )
+            assert done.stdout == "asynchronous\n"
+            seen = []
+            watch = await sandbox.files.watch_dir("/home/user", on_event=lambda event: seen.append(event.name))
+            await sandbox.files.write("watched", "x")
+            for _ in range(600):
+                if "watched" in seen:
+                    break
+                await asyncio.sleep(0.05)
+            assert "watched" in seen
+            await watch.stop()
+            with pytest.raises(CommandExitException):
+                await sandbox.commands.run("exit 4")
+            command = await sandbox.commands.run("cat", background=True, stdin=True)
+            await sandbox.commands.send_stdin(command.pid, "typed")
+            await sandbox.commands.close_stdin(command.pid)
+            assert (await command.wait()).stdout == "typed"
+        finally:
+            await sandbox.kill()
+
+    asyncio.run(work())
