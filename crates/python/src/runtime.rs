@@ -16,6 +16,9 @@ use sandtree::{Code, Report, Result};
 use tokio::runtime::Runtime;
 use tokio::task::{AbortHandle, JoinError};
 
+#[cfg(debug_assertions)]
+use crate::stopping;
+
 /// Operations wait most of the time. Dropping a sandbox occupies a thread until it is removed.
 const WORKERS: usize = 4;
 /// How long the end of the interpreter waits for sandboxes that are being removed.
@@ -56,6 +59,8 @@ where
     T: for<'py> IntoPyObject<'py> + Send + 'static,
 {
     let spawned = with_runtime(|runtime| {
+        #[cfg(debug_assertions)]
+        let work = stopping::work(work);
         let task = runtime.spawn(work);
         let abort = task.abort_handle();
         runtime.spawn(async move { finish(done, task.await) });
