@@ -6,6 +6,7 @@ A figure and its peer are measured in turn.
 import asyncio
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -88,6 +89,6 @@ if __name__ == "__main__":
         base = os.environ.get("SANDTREE_TEST_BASE")
         store = os.path.join(home, "store")
         if base:
-            subprocess.run(["cp", "-al", base, store], check=True)
+            shutil.copytree(base, store, copy_function=os.link, ignore=shutil.ignore_patterns("lock"))
         os.environ["SANDTREE_HOME"] = store
         asyncio.run(main())
