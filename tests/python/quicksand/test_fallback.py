@@ -19,11 +19,13 @@ from quicksand import Sandbox, UbuntuSandbox
 
 async def main():
     async with UbuntuSandbox(save="env") as sandbox:
-        print((await sandbox.execute(". /etc/os-release; echo $ID; echo kept >/root/file")).stdout, end="")
+        print((await sandbox.execute(". /etc/os-release; echo $ID; echo kept >/home/quicksand/file")).stdout, end="")
+        # Quicksand's images have this user.
+        print((await sandbox.execute("pwd; sudo -n id -u", user="quicksand")).stdout, end="")
     async with Sandbox(image="ubuntu") as again:
-        print((await again.execute("ls /root")).stdout, end="")
+        print((await again.execute("ls /home/quicksand")).stdout, end="")
     async with Sandbox(image="env") as saved:
-        print((await saved.execute("cat /root/file")).stdout, end="")
+        print((await saved.execute("cat /home/quicksand/file")).stdout, end="")
 
 
 with warnings.catch_warnings(record=True) as seen:
@@ -44,5 +46,5 @@ def test_published_names_start_debian_with_one_warning(place: Path) -> None:
     environment = {**os.environ, "SANDTREE_HOME": str(home)}
     ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=280)
     lines = ran.stdout.splitlines()
-    assert lines[:2] == ["debian", "kept"], (ran.stdout, ran.stderr)
-    assert len(lines) == 3 and "there is no image 'ubuntu'; 'debian' is used instead" in lines[2]
+    assert lines[:4] == ["debian", "/home/quicksand", "0", "kept"], (ran.stdout, ran.stderr)
+    assert len(lines) == 5 and "there is no image 'ubuntu'; 'debian' is used instead" in lines[4]
