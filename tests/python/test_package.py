@@ -71,10 +71,17 @@ def test_values_behave_as_frozen_dataclasses():
         sandtree.ForkReport(1.0, 2.0, (), pause_ms=1.0)
     one, other = sandtree.Degradation("code", "message"), sandtree.Degradation("code", "message")
     assert one == other and one.arguments == {} and one.arguments is not other.arguments
+    assert dataclasses.is_dataclass(sandtree.Reverted)
+    inherited = [each.name for each in dataclasses.fields(sandtree.Reverted)]
+    assert inherited[0] == "running_ms" and inherited[-1] == "dropped"
+    mount = sandtree.Mount("repo", "/work", cow=True)
+    assert str(inspect.signature(sandtree.Mount)) == "(host, guest, readonly=False, cow=False)"
+    assert dataclasses.replace(mount, cow=False, readonly=True) == sandtree.Mount("repo", "/work", True)
+    assert "stdout_bytes" not in repr(sandtree.ExecuteResult("", "", 0))
 
 
 def test_an_import_loads_nothing_that_most_programs_do_not_need():
-    heavy = {"asyncio", "difflib", "pathlib", "subprocess", "typing_extensions", "sandtree._sync"}
+    heavy = {"asyncio", "dataclasses", "difflib", "inspect", "pathlib", "subprocess", "typing_extensions", "sandtree._sync"}
     program = f"import sandtree, sys; print(*sorted({heavy!r} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == []

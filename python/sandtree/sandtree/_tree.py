@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Any, Iterator, Mapping, Optional, Sequence, Union, overload
 
 from ._types import Degradation, read
-from ._value import value
+from ._value import field, value
 
 _ROW = 26
 _INDENT = 22

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Mapping, Optional, TypeVar, Union
 
 from ._errors import SandtreeError
-from ._value import value
+from ._value import field, fields, value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +32,7 @@ class NetworkMode(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
+@value
 class Mount:
     """A directory of the host in the guest.
 
@@ -67,7 +66,7 @@ class MountHandle:
     cow: bool
 
 
-@dataclass(frozen=True)
+@value
 class ExecuteResult:
     """How a command ended, and what it printed.
 
@@ -166,7 +165,7 @@ class Degradation:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@value
 class Port:
     """A published port of 127.0.0.1, and the port of the guest that it leads to."""
 
@@ -532,17 +531,14 @@ _PARTS: dict[str, Any] = {
 
 
 def read(kind: type[T], data: Mapping[str, Any], **more: Any) -> T:
-    """A value of a dataclass from JSON. Fields that this version does not know are left out."""
+    """A value from JSON. Fields that this version does not know are left out."""
     values: dict[str, Any] = {}
-    for known in fields(kind):  # type: ignore[arg-type]
-        name = known.name
+    for name, known in fields(kind).items():
         if name in more:
             values[name] = more[name]
         elif name in data:
             values[name] = _value(kind, name, data[name])
-        elif known.default is not known.default_factory:
-            continue
-        else:
+        elif not known.has_default:
             values[name] = None
     return kind(**values)
 
