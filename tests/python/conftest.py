@@ -9,7 +9,6 @@ import gc
 import inspect
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +24,9 @@ LONG = os.environ.get("SANDTREE_TEST_LONG") == "1"
 def pytest_configure(config):
     base = os.environ.get("SANDTREE_TEST_BASE")
     if base and os.path.isdir(base):
-        subprocess.run(["cp", "-al", base, os.environ["SANDTREE_HOME"]], check=True)
+        # Stores that shared a lock would wait for each other.
+        ignored = shutil.ignore_patterns("lock")
+        shutil.copytree(base, os.environ["SANDTREE_HOME"], copy_function=os.link, ignore=ignored)
 
 
 def pytest_unconfigure(config):
@@ -67,10 +68,10 @@ def sandboxes():
     return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
 
-def eventually(condition, seconds=60.0):
+def eventually(condition, seconds=60.0, about=lambda: "it never became true"):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it never became true"
+        assert time.monotonic() < end, about()
         time.sleep(0.02)
 
 

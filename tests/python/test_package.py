@@ -2,6 +2,8 @@
 
 import ast
 import asyncio
+import copy
+import dataclasses
 import importlib
 import inspect
 import os
@@ -48,6 +50,41 @@ def test_errors_are_data():
     assert isinstance(late, TimeoutError) and isinstance(late, sandtree.TimedOut)
     missing = _errors.from_report({"code": "file_not_found", "kind": "not_found", "message": "gone"})
     assert isinstance(missing, FileNotFoundError) and str(missing) == "gone"
+
+
+def test_values_behave_as_frozen_dataclasses():
+    fork = sandtree.ForkReport(1.0, 2.0, degraded=())
+    assert repr(fork) == "ForkReport(pause_ms=1.0, total_ms=2.0, degraded=())"
+    assert fork == sandtree.ForkReport(1.0, 2.0, ()) != sandtree.ForkReport(1.0, 3.0, ())
+    assert hash(fork) == hash(sandtree.ForkReport(1.0, 2.0, ()))
+    assert fork != (1.0, 2.0, ())
+    assert pickle.loads(pickle.dumps(fork)) == copy.copy(fork) == fork
+    assert dataclasses.replace(fork, total_ms=3.0).total_ms == 3.0
+    assert dataclasses.asdict(fork) == {"pause_ms": 1.0, "total_ms": 2.0, "degraded": ()}
+    for change in (lambda: setattr(fork, "pause_ms", 3.0), lambda: delattr(fork, "pause_ms")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            change()
+    for arguments in ([1.0], [1.0, 2.0, (), 4]):
+        with pytest.raises(TypeError, match="ForkReport"):
+            sandtree.ForkReport(*arguments)
+    with pytest.raises(TypeError, match="two values for 'pause_ms'"):
+        sandtree.ForkReport(1.0, 2.0, (), pause_ms=1.0)
+    one, other = sandtree.Degradation("code", "message"), sandtree.Degradation("code", "message")
+    assert one == other and one.arguments == {} and one.arguments is not other.arguments
+    assert dataclasses.is_dataclass(sandtree.Reverted)
+    inherited = [each.name for each in dataclasses.fields(sandtree.Reverted)]
+    assert inherited[0] == "running_ms" and inherited[-1] == "dropped"
+    mount = sandtree.Mount("repo", "/work", cow=True)
+    assert str(inspect.signature(sandtree.Mount)) == "(host, guest, readonly=False, cow=False)"
+    assert dataclasses.replace(mount, cow=False, readonly=True) == sandtree.Mount("repo", "/work", True)
+    assert "stdout_bytes" not in repr(sandtree.ExecuteResult("", "", 0))
+
+
+def test_an_import_loads_nothing_that_most_programs_do_not_need():
+    heavy = {"asyncio", "dataclasses", "difflib", "inspect", "pathlib", "subprocess", "typing_extensions", "sandtree._sync"}
+    program = f"import sandtree, sys; print(*sorted({heavy!r} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == []
 
 
 def test_both_flavours_have_the_same_methods():

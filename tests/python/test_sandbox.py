@@ -1,6 +1,7 @@
 """What a sandbox can do, with real guests. `test_sync.py` runs the same tests without `async`."""
 
 import os
+import pathlib
 import shutil
 import signal
 
@@ -43,7 +44,7 @@ async def test_a_command_returns_its_output_and_exit_code():
         assert (await sb.execute("printf '\\377'")).stdout_bytes == b"\xff"
         killed = await sb.execute("kill -9 $$")
         assert (killed.exit_code, killed.signal) == (137, 9)
-        late = await sb.execute("echo begun; sleep 600", timeout=1)
+        late = await sb.execute("echo begun; sleep 600", timeout=3)
         assert (late.exit_code, late.timed_out, late.stdout) == (124, True, "begun\n")
         with pytest.raises(OutputLimit):
             await sb.execute("head -c 100000 /dev/zero", limit=1000)
@@ -110,11 +111,13 @@ async def test_a_command_streams_and_obeys():
         async with sb.exec("sh", "-c", "stty size; read line; stty size", tty=(30, 100), stdin=True) as shell:
             sizes = []
             async for line in shell.lines():
-                sizes.append(line.strip())
+                sizes.append(line)
                 if sizes == ["30 100"]:
                     shell.resize(40, 120)
                     await shell.write("go\n")
             assert sizes[-1] == "40 120"
+        # A terminal ends its lines by "\r\n".
+        assert [line async for line in sb.exec("printf", "a\\nb\\n\\nc", tty=True).lines()] == ["a", "b", "", "c"]
 
         # A command without a reader gets signals, too.
         async with sb.exec("yes") as unread:
@@ -439,6 +442,32 @@ async def test_progress_is_reported(scratch):
         assert last.total_bytes and last.done_bytes <= last.total_bytes
     finally:
         await host.remove_snapshot("py-progress")
+
+
+async def test_an_image_is_imported_with_its_own_init(scratch):
+    host = Host()
+    async with Sandbox("tiny") as sb:
+        root = "$(ls -A / | grep -vE '^(proc|sys|dev|run|tmp|srv|mnt|lost.found)$')"
+        (await sb.execute(f"tar -C / -cf /srv/root.tar {root}")).check()
+        await sb.files.download("/srv/root.tar", scratch / "root.tar")
+        tiny = await host.image("tiny")
+    kernel = pathlib.Path(os.environ["SANDTREE_HOME"], "kernels", tiny.kernel)
+    with pytest.raises(Invalid):
+        await host.import_image(scratch / "root.tar", init="systemd")
+    with pytest.raises(TypeError, match="modules= means nothing"):
+        await host.import_image(scratch / "root.tar", kernel="full", modules=kernel / "modules")
+    # Not a directory of modules as the kernel's build makes it.
+    with pytest.raises(FileMissing, match="modules.builtin"):
+        await host.import_image(scratch / "root.tar", kernel=kernel / "kernel", modules=kernel / "modules")
+    image = await host.import_image(
+        scratch / "root.tar", name="py-own", kernel="cloud", init="image", disk="1G"
+    )
+    try:
+        assert (image.kernel, image.disk_bytes) == (tiny.kernel, 1 << 30)
+        async with Sandbox("py-own") as sb:
+            assert (await sb.execute("tr -d '\\0' < /proc/1/cmdline")).stdout == "init"
+    finally:
+        await host.remove_image("py-own")
 
 
 async def test_a_host_describes_itself():

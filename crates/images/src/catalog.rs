@@ -18,6 +18,8 @@ pub struct ImageInfo {
     /// The digest of its kernel bundle.
     pub kernel: String,
     pub init: Option<Init>,
+    /// The digest of its root file system.
+    pub rootfs: String,
     /// The size of its root file system, with its holes.
     pub bytes: u64,
     /// The space that its files take on disk.
@@ -50,6 +52,7 @@ impl ImageInfo {
             arch: readable.map_or_else(String::new, |record| record.arch.to_string()),
             kernel: readable.map_or_else(String::new, |record| record.kernel.to_string()),
             init: readable.map(|record| record.init),
+            rootfs: readable.map_or_else(String::new, |record| record.rootfs.digest.to_string()),
             bytes,
             disk_bytes_used: summary.disk_bytes_used,
             disk_bytes: disk_bytes.unwrap_or(bytes),

@@ -18,6 +18,8 @@ mod host;
 mod progress;
 mod runtime;
 mod sandbox;
+#[cfg(debug_assertions)]
+mod stopping;
 mod transfers;
 mod watch;
 
@@ -42,6 +44,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(host::open, module)?)?;
     module.add_function(wrap_pyfunction!(runtime::after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(runtime::shut_down, module)?)?;
+    #[cfg(debug_assertions)]
+    module.add_function(wrap_pyfunction!(stopping::stop_next, module)?)?;
     module.add_class::<runtime::Operation>()?;
     module.add_class::<host::Host>()?;
     module.add_class::<sandbox::Sandbox>()?;

@@ -4,7 +4,6 @@
 //! because it was cancelled, when everything that it had begun is undone. A child of `fork` has no
 //! runtime: its threads stayed in the parent.
 
-use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -17,14 +16,15 @@ use sandtree::{Code, Report, Result};
 use tokio::runtime::Runtime;
 use tokio::task::{AbortHandle, JoinError};
 
+#[cfg(debug_assertions)]
+use crate::stopping;
+
 /// Operations wait most of the time. Dropping a sandbox occupies a thread until it is removed.
 const WORKERS: usize = 4;
 /// How long the end of the interpreter waits for sandboxes that are being removed.
 const SHUTDOWN: Duration = Duration::from_secs(20);
 
 static RUNTIME: OnceLock<Mutex<Option<Runtime>>> = OnceLock::new();
-/// The descriptors that keep sandboxes, for a forked child to close.
-static DESCRIPTORS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// What became of an operation, as `done` gets it.
@@ -59,6 +59,8 @@ where
     T: for<'py> IntoPyObject<'py> + Send + 'static,
 {
     let spawned = with_runtime(|runtime| {
+        #[cfg(debug_assertions)]
+        let work = stopping::work(work);
         let task = runtime.spawn(work);
         let abort = task.abort_handle();
         runtime.spawn(async move { finish(done, task.await) });
@@ -147,35 +149,12 @@ fn text<'py>(py: Python<'py>, report: &Report) -> Bound<'py, PyAny> {
         .expect("a string becomes an object of Python")
 }
 
-/// Remembers a descriptor that a forked child must close.
-pub fn hold_descriptor(descriptor: Option<RawFd>) {
-    if let Some(descriptor) = descriptor {
-        descriptors().insert(descriptor);
-    }
-}
-
-pub fn forget_descriptor(descriptor: Option<RawFd>) {
-    if let Some(descriptor) = descriptor
-        && !is_forked()
-    {
-        descriptors().remove(&descriptor);
-    }
-}
-
-fn descriptors() -> std::sync::MutexGuard<'static, BTreeSet<RawFd>> {
-    DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Marks this process as a forked child. Returns the descriptors that it must close: it would keep
 /// the sandboxes of its parent.
 #[pyfunction]
 pub fn after_fork() -> Vec<RawFd> {
     FORKED.store(true, Ordering::Relaxed);
-    // Another thread of the parent may have held the lock; then it is never free.
-    match DESCRIPTORS.try_lock() {
-        Ok(descriptors) => descriptors.iter().copied().collect(),
-        Err(_) => Vec::new(),
-    }
+    sandtree::keeper::leases_in_child()
 }
 
 /// Ends the runtime, at the end of the interpreter. What was dropped is removed first.

@@ -139,7 +139,6 @@ impl Sandbox {
     }
 
     pub fn owned(owned: OwnedSandbox) -> Self {
-        runtime::hold_descriptor(owned.descriptor());
         Self {
             sandbox: owned.sandbox().clone(),
             owned: Mutex::new(Some(owned)),
@@ -152,15 +151,8 @@ impl Sandbox {
 
     /// Takes the ownership, to end or to release the sandbox.
     fn take(&self) -> Option<OwnedSandbox> {
-        let owned = self
-            .owned
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(owned) = &owned {
-            runtime::forget_descriptor(owned.descriptor());
-        }
-        owned
+        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        owned.take()
     }
 }
 

@@ -80,17 +80,13 @@ impl BuildImage {
 pub struct ImportImage {
     path: PathBuf,
     name: Option<String>,
-    disk_bytes: Option<u64>,
+    spec: ImportSpec,
 }
 
 impl ImportImage {
     pub async fn answer(self, host: &Host, meter: &Meter) -> Result<String> {
-        let spec = ImportSpec {
-            disk_bytes: self.disk_bytes,
-            ..ImportSpec::default()
-        };
         let path = absolute(self.path)?;
-        let importing = host.import_image(&path, self.name.as_deref(), spec, meter.image());
+        let importing = host.import_image(&path, self.name.as_deref(), self.spec, meter.image());
         json(&importing.await?)
     }
 }
@@ -169,6 +165,7 @@ pub struct Pull {
     name: Option<String>,
     replace: bool,
     access: Access,
+    spec: ImportSpec,
 }
 
 impl Pull {
@@ -177,7 +174,7 @@ impl Pull {
             name: self.name,
             replace: self.replace,
             access: self.access.access(),
-            import: ImportSpec::default(),
+            import: self.spec,
         };
         json(&host.pull(&self.reference, &spec, meter.image()).await?)
     }

@@ -11,7 +11,6 @@
 //! killed. Before the commit, a keeper whose lease closes removes its sandbox. After it, the keeper
 //! finds the batch committed and keeps it.
 
-use std::os::fd::RawFd;
 use std::time::Instant;
 
 use sandtree_store::{Batch, BatchId};
@@ -457,11 +456,6 @@ pub struct OwnedSandbox {
 impl OwnedSandbox {
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox
-    }
-
-    /// The descriptor that keeps the sandbox. A forked child must close it.
-    pub fn descriptor(&self) -> Option<RawFd> {
-        self.lease.descriptor()
     }
 
     /// Lets the sandbox continue by itself.

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use sandtree_store as store;
 
@@ -72,6 +73,40 @@ impl Watched {
         let (_waiting, given_up) = Waiting::new();
         let watched = Watched { progress, given_up };
         crate::blocking::blocking(move || work(&watched)).await
+    }
+
+    /// As [`run`](Self::run), but a caller that stops waiting is blocked until the work has ended,
+    /// and its result is dropped.
+    pub async fn run_to_end<T: Send + 'static>(
+        progress: Progress,
+        work: impl FnOnce(&dyn store::Progress) -> T + Send + 'static,
+    ) -> T {
+        // Dropped in the reverse order: the work is cancelled before its end is awaited.
+        let (working, _until_ended) = UntilEnded::new();
+        let running = Self::run(progress, move |progress| (work(progress), working));
+        let (done, _working) = running.await;
+        done
+    }
+}
+
+/// Blocks in its drop until the [`Working`] is dropped.
+struct UntilEnded(Receiver<()>);
+
+struct Working {
+    _ended: SyncSender<()>,
+}
+
+impl UntilEnded {
+    fn new() -> (Working, Self) {
+        let (ended, until) = sync_channel(0);
+        (Working { _ended: ended }, Self(until))
+    }
+}
+
+impl Drop for UntilEnded {
+    fn drop(&mut self) {
+        // Nothing is ever sent.
+        while self.0.recv().is_ok() {}
     }
 }
 

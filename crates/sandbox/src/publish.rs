@@ -1,15 +1,16 @@
 //! Publishing a state as a snapshot, under a name or in a directory.
 //!
-//! Always: the earlier snapshot of a name stays whole until the new one is complete. When it fails:
-//! the name is unchanged, and nothing of the snapshot is left.
+//! Always: the earlier snapshot of a name stays whole until the new one is complete. When it fails,
+//! or its caller stops waiting: the name is unchanged, and nothing of the snapshot is left. A
+//! snapshot that replaced another one stays.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use sandtree_store::{
-    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, Phase, SandboxDir,
-    SandboxId, SaveOnStop, SaveTarget, Snapshot, StateId, StateManifest, Target,
+    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, Phase, Pinned,
+    SandboxDir, SandboxId, SaveOnStop, SaveTarget, Snapshot, StateId, StateManifest, Target,
 };
 
 use crate::chain::Disk;
@@ -31,6 +32,74 @@ pub(crate) struct Publishing {
     pub replace: bool,
     pub labels: BTreeMap<String, String>,
     pub compress: bool,
+}
+
+impl Publishing {
+    /// `save` writes the snapshot into the store.
+    fn publish(
+        &self,
+        host: &Inner,
+        progress: &dyn store::Progress,
+        save: impl FnOnce(Target<'_>) -> Result<Pinned, store::Error>,
+    ) -> Result<Snapshot, store::Error> {
+        match &self.target {
+            SaveTarget::Name(name) => {
+                let target = Target::Name {
+                    name,
+                    replace: self.replace,
+                };
+                let pinned = host.replacing(name, || save(target))?;
+                Ok(Snapshot::clone(&pinned))
+            }
+            SaveTarget::Dir(path) => {
+                let pinned = save(Target::Unnamed)?;
+                let written = host.store.export_dir(&pinned, path, self.replace, progress);
+                let snapshot = Snapshot::clone(&pinned);
+                // The directory is complete, or nothing is left.
+                written.and(host.store.let_go(pinned)).map(|()| snapshot)
+            }
+        }
+    }
+}
+
+/// A snapshot that was published. Dropping it before [`keep`](Self::keep) removes it again, unless
+/// it replaced another one.
+pub(crate) struct Published {
+    host: Arc<Inner>,
+    target: SaveTarget,
+    snapshot: Snapshot,
+    is_kept: bool,
+}
+
+impl Published {
+    pub fn keep(mut self) -> Snapshot {
+        self.is_kept = true;
+        self.snapshot.clone()
+    }
+
+    fn remove(&self) -> Result<(), store::Error> {
+        let store = &self.host.store;
+        match &self.target {
+            SaveTarget::Dir(path) => store::Store::remove_dir_snapshot(path),
+            SaveTarget::Name(name) => match store.named(name)? {
+                Some(Named::Snapshot(digest)) if digest == self.snapshot.digest => {
+                    store.remove_snapshot_name(name).map(drop)
+                }
+                // Another program has moved the name meanwhile.
+                _ => Ok(()),
+            },
+        }
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        if !self.is_kept
+            && let Err(error) = self.remove()
+        {
+            tracing::warn!(%error, "a snapshot whose caller stopped waiting stays");
+        }
+    }
 }
 
 impl Inner {
@@ -116,32 +185,20 @@ impl Inner {
         publishing: Publishing,
         lent: &LentState,
         progress: Progress,
-    ) -> Result<Snapshot> {
+    ) -> Result<Published> {
         self.reach(Step::SavePublish, None)?;
         let (state, spec) = saving(&dir, publishing.labels.clone(), publishing.compress, lent)?;
         let host = self.clone();
-        let published = Watched::run(progress, move |progress| match &publishing.target {
-            SaveTarget::Name(name) => {
-                let target = Target::Name {
-                    name,
-                    replace: publishing.replace,
-                };
-                host.replacing(name, || {
-                    host.store.save(&dir, &state, &spec, target, progress)
-                })
-                .map(|pinned| Snapshot::clone(&pinned))
-            }
-            SaveTarget::Dir(path) => {
-                let pinned = host
-                    .store
-                    .save(&dir, &state, &spec, Target::Unnamed, progress)?;
-                let written = host
-                    .store
-                    .export_dir(&pinned, path, publishing.replace, progress);
-                let snapshot = Snapshot::clone(&pinned);
-                // The directory is complete, or nothing is left.
-                written.and(host.store.let_go(pinned)).map(|()| snapshot)
-            }
+        let published = Watched::run_to_end(progress, move |progress| {
+            let snapshot = publishing.publish(&host, progress, |target| {
+                host.store.save(&dir, &state, &spec, target, progress)
+            })?;
+            Ok(Published {
+                is_kept: publishing.replace,
+                target: publishing.target,
+                snapshot,
+                host,
+            })
         });
         published.await.map_err(name_error)
     }
@@ -313,10 +370,10 @@ pub(crate) async fn on_stop(
         labels: wish.labels.clone(),
         compress: wish.compress,
     };
-    let snapshot = host
+    let published = host
         .publish(dir.clone(), publishing, lent, Progress::silent())
         .await?;
-    Ok(snapshot.digest)
+    Ok(published.keep().digest)
 }
 
 /// The consistency of a disk without a machine: shut down, or as after a power cut. An unreadable

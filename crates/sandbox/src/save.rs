@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::inner::Inner;
 use crate::order::{LentState, Wanted};
 use crate::progress::Progress;
-use crate::publish::Publishing;
+use crate::publish::{Published, Publishing};
 use crate::reference::Reference;
 use crate::sandbox::Sandbox;
 use crate::states::{Forget, Replace, ms};
@@ -115,7 +115,8 @@ impl Sandbox {
         let published = host.save_lent(dir, &spec, &loan.lent, progress).await;
         let lent = loan.lent.clone();
         loan.give_back().await;
-        let mut saved = Saved::new(&spec, &published?, lent, began);
+        let snapshot = published?.keep();
+        let mut saved = Saved::new(&spec, &snapshot, lent, began);
         if spec.delete_checkpoints {
             saved.removed = self.forget(Forget::All).await?.states;
         }
@@ -159,7 +160,7 @@ impl Inner {
         spec: &SaveSpec,
         lent: &LentState,
         progress: Progress,
-    ) -> Result<Snapshot> {
+    ) -> Result<Published> {
         let publishing = Publishing {
             target: spec.target.clone(),
             replace: spec.replace.is_yes(),

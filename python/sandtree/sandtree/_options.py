@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
 
@@ -26,7 +25,8 @@ def invalid(what: str, value: object, rule: str) -> Invalid:
 
 def suggests(function: F) -> F:
     """Refuses unknown keywords with the nearest known one."""
-    known = list(inspect.signature(function).parameters)
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -185,6 +185,28 @@ def create_request(options: Mapping[str, Any]) -> dict[str, Any]:
     if get("arch") is not None:
         spec["arch"] = get("arch")
     return {"spec": spec, "save": save_request(options), "host_ca": get("ca_bundle") is True}
+
+
+def import_spec(
+    kernel: Optional[PathLike],
+    initramfs: Optional[PathLike],
+    modules: Optional[PathLike],
+    init: Optional[str],
+    disk: Optional[Size],
+) -> dict[str, Any]:
+    """How an image is made from something else."""
+    if init not in (None, "agent", "image"):
+        raise invalid("init", init, "agent or image")
+    choice: Union[str, dict[str, Any]]
+    if kernel is None or kernel in ("cloud", "full"):
+        for name, value in (("initramfs", initramfs), ("modules", modules)):
+            if value is not None:
+                raise TypeError(f"{name}= means nothing without a file as kernel=")
+        choice = "Full" if kernel == "full" else "Cloud"
+    else:
+        own = {"kernel": absolute(kernel), "initramfs": absolute(initramfs), "modules": absolute(modules)}
+        choice = {"Own": own}
+    return {"kernel": choice, "init": init, "disk_bytes": size("disk", disk)}
 
 
 def words(value: Union[str, Sequence[str]]) -> list[str]:

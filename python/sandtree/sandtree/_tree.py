@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping, Optional, Sequence, Union, overload
 
 from ._types import Degradation, read
+from ._value import field, value
 
 _ROW = 26
 _INDENT = 22
 _COLOURS = {"checkpoint": "#2b6cb0", "auto": "#718096", "left": "#a0aec0", "paused": "#b7791f"}
 
 
-@dataclass(frozen=True)
+@value
 class State:
     """A state of a sandbox: memory, disk and processes of one moment."""
 

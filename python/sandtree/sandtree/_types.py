@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Mapping, Optional, TypeVar, Union
 
 from ._errors import SandtreeError
+from ._value import field, fields, value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ class NetworkMode(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
+@value
 class Mount:
     """A directory of the host in the guest.
 
@@ -56,7 +56,7 @@ class Mount:
         }
 
 
-@dataclass(frozen=True)
+@value
 class MountHandle:
     """A mount that `Sandbox.mount` made, for `Sandbox.unmount`."""
 
@@ -66,7 +66,7 @@ class MountHandle:
     cow: bool
 
 
-@dataclass(frozen=True)
+@value
 class ExecuteResult:
     """How a command ended, and what it printed.
 
@@ -123,7 +123,7 @@ def ended(
     )
 
 
-@dataclass(frozen=True)
+@value
 class Output:
     """A piece of a command's output. `stream` is "stdout" or "stderr"."""
 
@@ -145,7 +145,7 @@ class Line(str):
         return (str(self), self.stream)
 
 
-@dataclass(frozen=True)
+@value
 class Progress:
     """A step of long work: its stage, and bytes done of a total that may be unknown."""
 
@@ -156,7 +156,7 @@ class Progress:
     """Output of a step of a build."""
 
 
-@dataclass(frozen=True)
+@value
 class Degradation:
     """What works worse than it could, and why."""
 
@@ -165,7 +165,7 @@ class Degradation:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@value
 class Port:
     """A published port of 127.0.0.1, and the port of the guest that it leads to."""
 
@@ -173,7 +173,7 @@ class Port:
     guest: int
 
 
-@dataclass(frozen=True)
+@value
 class MountInfo:
     """A mount of a sandbox. `problem` says why the guest cannot use it now, or why it is slow."""
 
@@ -185,7 +185,7 @@ class MountInfo:
     requests: Optional[int] = None
 
 
-@dataclass(frozen=True)
+@value
 class SandboxInfo:
     """A sandbox, as `sandtree inspect` shows it."""
 
@@ -220,7 +220,7 @@ class SandboxInfo:
     created_at: str
 
 
-@dataclass(frozen=True)
+@value
 class SandboxState:
     """A state of a sandbox as `watch` reports it. `phase` is None once it is removed."""
 
@@ -230,7 +230,7 @@ class SandboxState:
     save_failed: Optional[str]
 
 
-@dataclass(frozen=True)
+@value
 class Checkpoint:
     """A checkpoint that was taken."""
 
@@ -244,7 +244,7 @@ class Checkpoint:
     degraded: tuple[Degradation, ...]
 
 
-@dataclass(frozen=True)
+@value
 class Restored:
     """A restore of memory: until the guest ran, until its agent acknowledged, and in all."""
 
@@ -256,7 +256,7 @@ class Restored:
     degraded: tuple[Degradation, ...]
 
 
-@dataclass(frozen=True)
+@value
 class Reverted(Restored):
     """A step to another state. `left` is the state that holds what was left."""
 
@@ -266,7 +266,7 @@ class Reverted(Restored):
     dropped: Optional[str]
 
 
-@dataclass(frozen=True)
+@value
 class Paused:
     """A pause: everything is on disk, and the machine has ended."""
 
@@ -278,7 +278,7 @@ class Paused:
     degraded: tuple[Degradation, ...]
 
 
-@dataclass(frozen=True)
+@value
 class Forgotten:
     """States that were removed."""
 
@@ -286,7 +286,7 @@ class Forgotten:
     freed_bytes: int
 
 
-@dataclass(frozen=True)
+@value
 class Saved:
     """A snapshot that was published."""
 
@@ -302,7 +302,7 @@ class Saved:
     degraded: tuple[Degradation, ...]
 
 
-@dataclass(frozen=True)
+@value
 class Stats:
     """What a sandbox uses: in the guest, and of the host."""
 
@@ -312,7 +312,7 @@ class Stats:
     host_disk_bytes: Optional[int]
 
 
-@dataclass(frozen=True)
+@value
 class CommandInfo:
     """A detached command. `ended` is None while it runs."""
 
@@ -324,7 +324,7 @@ class CommandInfo:
     stderr_bytes: int
 
 
-@dataclass(frozen=True)
+@value
 class FileInfo:
     """A file in the guest. `kind` is "file", "directory", "symlink" or "other"."""
 
@@ -346,7 +346,7 @@ class FileInfo:
         return self.kind == "file"
 
 
-@dataclass(frozen=True)
+@value
 class Transfer:
     """Files that were copied. `skipped` lists what could not be, with the reason."""
 
@@ -354,7 +354,7 @@ class Transfer:
     skipped: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@value
 class Node:
     """A file on one side of a comparison."""
 
@@ -368,7 +368,7 @@ class Node:
     target: Optional[str] = None
 
 
-@dataclass(frozen=True)
+@value
 class Change:
     """A file that differs. `change` is "added", "removed" or "changed", `what` says in which respects."""
 
@@ -379,7 +379,7 @@ class Change:
     after: Optional[Node]
 
 
-@dataclass(frozen=True)
+@value
 class Diff:
     """The files that differ between two states. `incomplete` says what could not be compared."""
 
@@ -391,7 +391,7 @@ class Diff:
         return "\n".join(f"{letters.get(change.change, 'M')}  {change.path}" for change in self.changes)
 
 
-@dataclass(frozen=True)
+@value
 class MountChange:
     """A change on top of a copy-on-write mount. `conflict` says what the host's file would lose."""
 
@@ -401,7 +401,7 @@ class MountChange:
     conflict: Optional[str]
 
 
-@dataclass(frozen=True)
+@value
 class MountChanges:
     """The changes of a copy-on-write mount."""
 
@@ -415,7 +415,7 @@ class MountChanges:
         return tuple(change for change in self.changes if change.conflict)
 
 
-@dataclass(frozen=True)
+@value
 class ImageInfo:
     """An image of the store."""
 
@@ -430,7 +430,7 @@ class ImageInfo:
     """Everything that `sandtree image inspect --json` prints."""
 
 
-@dataclass(frozen=True)
+@value
 class SnapshotInfo:
     """A snapshot of the store."""
 
@@ -451,7 +451,7 @@ class SnapshotInfo:
     unreadable: Optional[str]
 
 
-@dataclass(frozen=True)
+@value
 class Exported:
     """An artifact that was written."""
 
@@ -461,7 +461,7 @@ class Exported:
     file_bytes: int
 
 
-@dataclass(frozen=True)
+@value
 class Imported:
     """A snapshot that was read from an artifact."""
 
@@ -471,7 +471,7 @@ class Imported:
     memory: bool
 
 
-@dataclass(frozen=True)
+@value
 class Verified:
     """The result of reading every byte of a snapshot."""
 
@@ -483,7 +483,7 @@ class Verified:
         return not self.damaged
 
 
-@dataclass(frozen=True)
+@value
 class Pulled:
     """An image or a snapshot that came from a registry."""
 
@@ -494,7 +494,7 @@ class Pulled:
     fetched_bytes: int
 
 
-@dataclass(frozen=True)
+@value
 class Pushed:
     """An image or a snapshot that a registry has."""
 
@@ -505,7 +505,7 @@ class Pushed:
     total_bytes: int
 
 
-@dataclass(frozen=True)
+@value
 class Collected:
     """What `gc` removed, or would remove."""
 
@@ -514,7 +514,7 @@ class Collected:
     held_back: Optional[str]
 
 
-@dataclass(frozen=True)
+@value
 class ForkReport:
     """How a fork went: how long its source was stopped, and how long it took."""
 
@@ -531,17 +531,14 @@ _PARTS: dict[str, Any] = {
 
 
 def read(kind: type[T], data: Mapping[str, Any], **more: Any) -> T:
-    """A value of a dataclass from JSON. Fields that this version does not know are left out."""
+    """A value from JSON. Fields that this version does not know are left out."""
     values: dict[str, Any] = {}
-    for known in fields(kind):  # type: ignore[arg-type]
-        name = known.name
+    for name, known in fields(kind).items():
         if name in more:
             values[name] = more[name]
         elif name in data:
             values[name] = _value(kind, name, data[name])
-        elif known.default is not known.default_factory:
-            continue
-        else:
+        elif not known.has_default:
             values[name] = None
     return kind(**values)
 

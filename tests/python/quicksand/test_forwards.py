@@ -72,18 +72,18 @@ async def test_from_the_guest(store: str) -> None:
 
 
 async def _reaches_both(sandbox: Sandbox) -> None:
-    counted = await sandbox.execute("head -c 200000 /dev/zero | nc 10.0.2.101 3128")
+    counted = await sandbox.execute("head -c 200000 /dev/zero | nc 10.0.2.101 3128", timeout=120)
     assert counted.stdout == "got 200000"
     fetch = "wget -q -O - http://10.0.2.102/ | wc -c"
-    assert (await sandbox.execute(fetch)).stdout == "300000\n"
-    together = await sandbox.execute(f"for i in 1 2 3 4; do {fetch} & done; wait")
+    assert (await sandbox.execute(fetch, timeout=120)).stdout == "300000\n"
+    together = await sandbox.execute(f"for i in 1 2 3 4; do {fetch} & done; wait", timeout=120)
     assert together.stdout == "300000\n" * 4
 
 
 async def test_a_server_that_is_not_there(store: str) -> None:
     forward = Forward(Guest(3128), Host(find_free_port()))
     async with Sandbox(image="tiny", port_forwards=[forward]) as sandbox:
-        answer = await sandbox.execute("echo hello | nc 10.0.2.101 3128", timeout=20)
+        answer = await sandbox.execute("echo hello | nc 10.0.2.101 3128", timeout=60)
         assert (answer.stdout, answer.stderr) == ("", "")
 
 

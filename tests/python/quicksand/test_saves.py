@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,42 @@ def test_an_existing_save_is_replaced_and_nothing_else(place: Path) -> None:
     with pytest.raises(ValueError, match="is not a save"):
         saves.publish(make_save(place / ".new"), place / "work")
     assert (place / "work" / "notes").exists()
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_save_is_at_its_place_while_it_is_replaced(
+    place: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(saves, "_exchange", lambda one, other: False)
+    target = make_save(place / "s")
+    seen = {"present": 0, "missing": 0}
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            seen["present" if target.is_dir() else "missing"] += 1
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for number in range(100):
+            saves.publish(make_save(place / ".new", unknown=number), target)
+            assert saves.read_manifest(target)["unknown"] == number
+    finally:
+        ended.set()
+        looking.join()
+    assert seen["present"] > 0
+    assert not can_exchange or seen["missing"] == 0
+    assert sorted(path.name for path in place.iterdir()) == ["s"]
+
+
+def test_a_link_to_a_save_is_replaced_and_the_save_stays(place: Path) -> None:
+    kept = make_save(place / "kept")
+    (place / "s").symlink_to(kept)
+    saves.publish(make_save(place / ".new", overlays=2), place / "s")
+    assert len(saves.overlay_files(place / "s")) == 2 and len(saves.overlay_files(kept)) == 1
+    assert sorted(path.name for path in place.iterdir()) == ["kept", "s"]
 
 
 def test_a_bundle_is_unpacked_without_anything_else(place: Path) -> None:

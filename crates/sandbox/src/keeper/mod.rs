@@ -24,6 +24,7 @@ pub use crate::config::KeeperProgram;
 pub(crate) use client::{Connection, Keeper};
 pub use serve::run;
 pub(crate) use spawn::Lease;
+pub use spawn::leases_in_child;
 pub use stats::Stats;
 pub(crate) use stats::stats;
 pub use wire::{FEATURES, PROTOCOL};

@@ -93,16 +93,28 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
     rested
 }
 
-/// Exchanges hellos and reads the mission. `None`: the other end speaks another version.
+/// Exchanges hellos and reads the mission. `None`: the other end speaks another version, or has
+/// stopped waiting.
 async fn accept(lease: &mut UnixStream) -> Result<Option<Mission>> {
-    let theirs: Hello = wire::read(lease).await.map_err(lease_error)?;
-    wire::write(lease, &Hello::ours())
-        .await
-        .map_err(lease_error)?;
-    if theirs.protocol != PROTOCOL {
+    let theirs: Option<Hello> = unless_gone(wire::read(lease).await)?;
+    let Some(theirs) = theirs else {
+        return Ok(None);
+    };
+    let answered = unless_gone(wire::write(lease, &Hello::ours()).await)?;
+    if answered.is_none() || theirs.protocol != PROTOCOL {
         return Ok(None);
     }
-    wire::read(lease).await.map(Some).map_err(lease_error)
+    unless_gone(wire::read(lease).await)
+}
+
+/// `None`: the other end is closed.
+fn unless_gone<T>(done: io::Result<T>) -> Result<Option<T>> {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(e) if matches!(e.kind(), UnexpectedEof | BrokenPipe | ConnectionReset) => Ok(None),
+        Err(e) => Err(lease_error(e)),
+    }
 }
 
 async fn fail(lease: &mut UnixStream, error: &Error) -> Result<()> {

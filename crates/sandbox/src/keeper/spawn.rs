@@ -7,12 +7,15 @@
 //! ```
 //!
 //! Always: if a lease is dropped before its release, the keeper undoes its task. An owned sandbox
-//! of a committed batch is removed, too.
+//! of a committed batch is removed, too. A lease is listed for forked children as long as it is
+//! open.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,21 +35,55 @@ const UNDO_DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Lease {
     name: String,
     /// `None` after the release.
-    stream: Option<UnixStream>,
+    stream: Option<Stream>,
+}
+
+/// Our end of a lease. Fields are dropped in this order: another file can get the number of a
+/// closed descriptor.
+#[derive(Debug)]
+struct Stream {
+    listed: Listed,
+    stream: UnixStream,
+}
+
+/// An entry of [`LEASES`].
+#[derive(Debug)]
+struct Listed(RawFd);
+
+/// The descriptors of all leases of this process.
+static LEASES: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
+
+/// The leases that a child of `fork` has from its parent, for the child to close: it would keep the
+/// sandboxes of its parent.
+pub fn leases_in_child() -> Vec<RawFd> {
+    // Another thread of the parent may have held the lock; then it is never free.
+    match LEASES.try_lock() {
+        Ok(leases) => leases.iter().copied().collect(),
+        Err(_) => Vec::new(),
+    }
+}
+
+fn leases() -> MutexGuard<'static, BTreeSet<RawFd>> {
+    LEASES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        leases().remove(&self.0);
+    }
 }
 
 impl Lease {
     /// Starts a keeper for a task. `name` is the sandbox's, for errors.
     pub async fn start(program: &KeeperProgram, mission: &Mission, name: &str) -> Result<Lease> {
         let failed = |e| Error::io("start a keeper with", &program.path, e);
-        let mut stream = spawn(program).map_err(failed)?;
-        wire::write_both(&mut stream, &Hello::ours(), mission)
-            .await
-            .map_err(failed)?;
         let mut lease = Lease {
             name: name.to_owned(),
-            stream: Some(stream),
+            stream: Some(spawn(program).map_err(failed)?),
         };
+        wire::write_both(lease.stream(), &Hello::ours(), mission)
+            .await
+            .map_err(failed)?;
         let theirs = wire::read(lease.stream()).await;
         check_hello(name, theirs)?;
         Ok(lease)
@@ -78,12 +115,6 @@ impl Lease {
     /// Makes this process the owner of a new sandbox, before its commit.
     pub async fn own(&mut self) -> Result<()> {
         self.say(Word::Own).await
-    }
-
-    /// The descriptor of the lease, until its release. A forked child that keeps it open keeps the
-    /// sandbox.
-    pub fn descriptor(&self) -> Option<RawFd> {
-        self.stream.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// Makes a new sandbox exist for others. The lease is still held.
@@ -162,15 +193,15 @@ impl Lease {
     }
 
     fn stream(&mut self) -> &mut UnixStream {
-        self.stream
-            .as_mut()
-            .expect("a lease has its stream until it is released")
+        let held = self.stream.as_mut();
+        let held = held.expect("a lease has its stream until it is released");
+        &mut held.stream
     }
 }
 
 /// The keeper's end of the lease is its standard input.
-fn spawn(program: &KeeperProgram) -> io::Result<UnixStream> {
-    let (ours, theirs) = StdStream::pair()?;
+fn spawn(program: &KeeperProgram) -> io::Result<Stream> {
+    let (listed, ours, theirs) = pair()?;
     // starts: our own program
     let mut keeper = Command::new(&program.path)
         .args(&program.args)
@@ -181,7 +212,16 @@ fn spawn(program: &KeeperProgram) -> io::Result<UnixStream> {
     // The keeper outlives the lease; a thread reaps it.
     std::thread::spawn(move || drop(keeper.wait()));
     ours.set_nonblocking(true)?;
-    UnixStream::from_std(ours)
+    let stream = UnixStream::from_std(ours)?;
+    Ok(Stream { listed, stream })
+}
+
+/// A listed end of ours, and the keeper's.
+fn pair() -> io::Result<(Listed, StdStream, StdStream)> {
+    let mut leases = leases();
+    let (ours, theirs) = StdStream::pair()?;
+    leases.insert(ours.as_raw_fd());
+    Ok((Listed(ours.as_raw_fd()), ours, theirs))
 }
 
 impl Drop for Lease {
@@ -196,11 +236,14 @@ impl Drop for Lease {
     }
 }
 
-fn wait_for_end(stream: UnixStream) -> io::Result<()> {
-    let mut stream = stream.into_std()?;
+fn wait_for_end(ended: Stream) -> io::Result<()> {
+    let mut stream = ended.stream.into_std()?;
+    let listed = ended.listed;
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(UNDO_DEADLINE))?;
     stream.shutdown(std::net::Shutdown::Write)?;
+    // No copy of the descriptor keeps the sandbox from here on.
+    drop(listed);
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).map(drop)
 }

@@ -57,6 +57,8 @@ class Found:
     """The digest of the disk that `below` lies on, if it is known."""
     below: list[BinaryIO] = field(default_factory=list)
     """The overlays of the save that it came from: a save of the new sandbox contains them, too."""
+    is_substitute: bool = False
+    """Whether it replaces an image of Quicksand, and lacks what those have."""
 
     def close(self) -> None:
         for file in self.below:
@@ -201,7 +203,7 @@ async def _from_store(name: str, host: sandtree.Host) -> Found:
             f"Install it with: quicksand install {name}"
         )
     _warn_once(name)
-    return Found(name, FALLBACK)
+    return Found(name, FALLBACK, is_substitute=True)
 
 
 def _warn_once(name: str) -> None:

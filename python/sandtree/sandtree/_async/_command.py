@@ -108,7 +108,7 @@ class Command:
             yield Output(_STREAMS[event[0]], event[1])
 
     async def lines(self) -> AsyncIterator[Line]:
-        """The lines of stdout and stderr, as they come, without their newlines.
+        """The lines of stdout and stderr, as they come, without their newlines: "\\n", or "\\r\\n" as terminals write it.
 
         A reader may stop and call this again: it continues with the next line. A line of more than a mebibyte comes in
         pieces.
@@ -211,7 +211,8 @@ class _Text:
         self._begun = ""
 
     def lines(self, data: bytes) -> list[str]:
-        *whole, self._begun = (self._begun + self._decoder.decode(data)).split("\n")
+        *ended, self._begun = (self._begun + self._decoder.decode(data)).split("\n")
+        whole = [line.removesuffix("\r") for line in ended]
         if len(self._begun) > LINE_MAX:
             whole.append(self._begun)
             self._begun = ""

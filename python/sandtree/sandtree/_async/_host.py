@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, List, Mapping, Optional
 
 from .. import _native, _process
 from .._errors import SandtreeWarning
-from .._options import Size, placed, size, suggests
+from .._options import Size, import_spec, placed, suggests
 from .._progress import Callback, Shown
 from .._types import (
     Collected,
@@ -128,13 +128,25 @@ class Host:
         path: PathLike,
         *,
         name: Optional[str] = None,
+        kernel: Optional[PathLike] = None,
+        initramfs: Optional[PathLike] = None,
+        modules: Optional[PathLike] = None,
+        init: Optional[str] = None,
         disk: Optional[Size] = None,
         progress: Optional[Callback] = None,
     ) -> ImageInfo:
-        """Imports a root file system, an OCI image or a disk as an image."""
+        """Imports a root file system, an OCI image or a disk as an image.
+
+        Args:
+            kernel: "cloud" or "full", which are Debian's, or a file [default: "cloud"]
+            initramfs, modules: with a file as kernel: a cpio archive, and the directory of its modules
+            init: process 1 in the guest: "agent", or "image" for the image's own [default: "agent"; a disk's own]
+            disk: disk size of its sandboxes [default: at least 4 GiB of free space]
+        """
         source = os.fspath(path)
+        spec = import_spec(kernel, initramfs, modules, init, disk)
         imported = await self._call(
-            "import_image", f"importing {source}", progress, path=source, name=name, disk_bytes=size("disk", disk)
+            "import_image", f"importing {source}", progress, path=source, name=name, spec=spec
         )
         return _image(imported)
 
@@ -234,12 +246,26 @@ class Host:
         password: Optional[str] = None,
         plain_http: bool = False,
         ca: Optional[PathLike] = None,
+        kernel: Optional[PathLike] = None,
+        initramfs: Optional[PathLike] = None,
+        modules: Optional[PathLike] = None,
+        init: Optional[str] = None,
+        disk: Optional[Size] = None,
         progress: Optional[Callback] = None,
     ) -> Pulled:
-        """Downloads an image or a snapshot from a registry."""
-        access = _access(username, password, plain_http, ca)
+        """Downloads an image or a snapshot from a registry.
+
+        An image is made as `import_image` makes one, with the same options.
+        """
         pulled = await self._call(
-            "pull", f"pulling {reference}", progress, reference=reference, name=name, replace=replace, access=access
+            "pull",
+            f"pulling {reference}",
+            progress,
+            reference=reference,
+            name=name,
+            replace=replace,
+            access=_access(username, password, plain_http, ca),
+            spec=import_spec(kernel, initramfs, modules, init, disk),
         )
         return read(Pulled, pulled)
 

@@ -458,9 +458,12 @@ class Sandbox:
         if workspace is not None:
             os.makedirs(workspace, exist_ok=True)
         target = placed(name, workspace)
+        # What it replaces or deletes would be lost.
+        is_final = replace or delete_checkpoints
         saved = await self._call(
             "save",
-            undo=None if replace else _undoing(self._host.remove_snapshot, target),
+            undo=None if is_final else _undoing(self._host.remove_snapshot, target),
+            interrupt=not is_final,
             progress=progress,
             target=target,
             replace=replace,

@@ -6,12 +6,15 @@
 The digest names the root file system that the overlays lie on, so that a save is never read on another version of its
 base. Quicksand ignores it.
 
-Always: a save is complete, or it is not there. It is written into a directory with another name, and the two are
-exchanged by renames; if the process dies between them, the old save is at `.NAME.old`.
+Always: a save is complete, or it is not there. It is written into a directory with another name. An existing save and
+the new one change places at once; where the file system cannot do that, by renames: if the process dies between them,
+the old save is at `.NAME.old`.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import shutil
@@ -26,6 +29,8 @@ SAVES_DIR = ".quicksand/sandboxes"
 SAVE_VERSION = 6
 
 _MAX_MANIFEST_BYTES = 1 << 20
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def check_name(name: str) -> str:
@@ -90,15 +95,39 @@ def _order(path: Path) -> tuple[int, str]:
 def publish(staged: Path, target: Path) -> None:
     """Puts a finished save at its place; an existing one is replaced."""
     _sync_all(staged)
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists() or target.is_symlink():
-        if not (target / FilePatterns.MANIFEST).is_file():
-            raise ValueError(f"{target} exists and is not a save; it is not replaced")
+    if not target.exists() and not target.is_symlink():
+        staged.rename(target)
+        _sync(target.parent)
+        return
+    if not (target / FilePatterns.MANIFEST).is_file():
+        raise ValueError(f"{target} exists and is not a save; it is not replaced")
+    if not _exchange(staged, target):
+        old = target.with_name(f".{target.name}.old")
+        _remove(old)
         target.rename(old)
-    staged.rename(target)
+        staged.rename(target)
+        old.rename(staged)
     _sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(staged)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Lets two files change places. Returns False if their file system cannot do that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync_all(directory: Path) -> None:

@@ -169,6 +169,8 @@ class Sandbox(DesktopMixin):
         timing.connect_agent_s = _since(began)
         self._watching = asyncio.ensure_future(self._watch(inner))
         await self._look(inner, timing)
+        if self._found.is_substitute:
+            await _users.create_default(inner)
 
     def _options(self) -> dict[str, Any]:
         config = self.config

@@ -14,6 +14,7 @@ from .._types import ExecuteResult, StdinSource
 if TYPE_CHECKING:
     from ._sandbox import Sandbox
 
+_DEFAULT = "quicksand"
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _FIRST_ID, _LAST_ID = 1000, 59999
 _FILES = {"passwd": 0o644, "group": 0o644, "shadow": 0o600}
@@ -142,6 +143,15 @@ async def create(sandbox: sandtree.Sandbox, name: str) -> tuple[int, str]:
         raise RuntimeError(made.stderr.strip() or f"cannot make {home}")
     await accounts.write(sandbox)
     return number, home
+
+
+async def create_default(sandbox: sandtree.Sandbox) -> None:
+    """Makes the user that Quicksand's images have: `quicksand`, who may become root."""
+    if (await Accounts.read(sandbox)).has(_DEFAULT):
+        return
+    await create(sandbox, _DEFAULT)
+    await sandbox.files.mkdir("/etc/sudoers.d")
+    await sandbox.files.write(f"/etc/sudoers.d/{_DEFAULT}", f"{_DEFAULT} ALL=(ALL) NOPASSWD:ALL\n", 0o440)
 
 
 async def delete(sandbox: sandtree.Sandbox, name: str, *, remove_home: bool) -> None:
