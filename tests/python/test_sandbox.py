@@ -430,6 +430,17 @@ async def test_options_are_checked_before_anything_starts():
         await sb.execute("true")
 
 
+async def test_a_sandbox_expires():
+    with pytest.raises(Invalid, match="remove, pause or stop"):
+        Sandbox("tiny", expire_after=1, on_expiry="vanish")
+    async with Sandbox("tiny", expire_after=2, on_expiry="pause") as sb:
+        assert (await sb.info()).expires_at
+        async for state in sb.watch():
+            if state.phase == "paused":
+                break
+        await sb.resume()
+
+
 async def test_progress_is_reported(scratch):
     steps = []
     async with Sandbox("tiny") as sb:

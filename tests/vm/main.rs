@@ -9,6 +9,7 @@ mod deployed;
 mod errors;
 mod exact;
 mod exec;
+mod expiry;
 mod faults;
 mod files;
 mod forks;

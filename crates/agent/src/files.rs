@@ -21,6 +21,7 @@ use sandtree_proto::{DirEntry, Failure, FileKind, Reply, Stat};
 use crate::channel::Cancel;
 use crate::failure::{OrFailure, refusal, tolerate};
 use crate::feed::Intake;
+use crate::open::open_without_waiting;
 use crate::sparse::write_pieces;
 
 const COPY_SIZE: usize = 256 * 1024;
@@ -36,13 +37,6 @@ pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
     refuse_endless(path, &file.metadata().or_failure(message)?)?;
     let mut out = File::from(out);
     copy(&mut file, &mut out).or_failure(|| format!("cannot read {}", path.display()))
-}
-
-/// Opens any kind of file for reading. Opening a pipe without a writer would otherwise block the
-/// thread.
-pub fn open_without_waiting(path: &Path, flags: OFlags) -> rustix::io::Result<File> {
-    let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).map(File::from)
 }
 
 /// Reading a pipe or a device may never end.

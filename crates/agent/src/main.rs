@@ -24,6 +24,7 @@ mod metrics;
 mod mounts;
 mod names;
 mod network;
+mod open;
 mod output;
 mod role;
 mod serve;

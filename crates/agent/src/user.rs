@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use sandtree_proto::Failure;
 
 use crate::failure::refusal;
-use crate::files::open_without_waiting;
+use crate::open::open_without_waiting;
 
 /// More than any real list of users has.
 const FILE_MAX: u64 = 4 << 20;

@@ -129,6 +129,15 @@ def duration(value: Optional[float]) -> Optional[dict[str, int]]:
     return {"secs": whole, "nanos": int((value - whole) * 1e9)}
 
 
+def expiry(after: Optional[float], action: str) -> Optional[dict[str, Any]]:
+    """What happens to a sandbox after a time."""
+    if action not in ("remove", "pause", "stop"):
+        raise invalid("on_expiry", action, "remove, pause or stop")
+    if after is None:
+        return None
+    return {"after_ms": milliseconds(after), "action": action}
+
+
 def save_request(options: Mapping[str, Any]) -> Optional[dict[str, Any]]:
     """What the sandbox is saved as when it ends."""
     name, workspace = options.get("save"), options.get("workspace")
@@ -176,6 +185,7 @@ def create_request(options: Mapping[str, Any]) -> dict[str, Any]:
         "memory_mode": get("memory_mode"),
         "auto_checkpoint": automatic(get("auto_checkpoint")),
         "durable": bool(get("durable")),
+        "expiry": expiry(get("expire_after"), get("on_expiry") or "remove"),
         "ca_bundle": None if get("ca_bundle") in (None, True, False) else absolute(get("ca_bundle")),
         "kernel": None
         if kernel is None

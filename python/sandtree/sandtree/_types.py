@@ -216,6 +216,8 @@ class SandboxInfo:
     save_on_stop: Optional[str]
     save_failed: Optional[str]
     mounts: tuple[MountInfo, ...]
+    labels: Mapping[str, str]
+    expires_at: Optional[str]
     degraded: tuple[Degradation, ...]
     created_at: str
 

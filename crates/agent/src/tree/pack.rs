@@ -19,7 +19,7 @@ use tar::{Builder, EntryType, Header};
 use super::extents::{self, Extent, Extents};
 use super::{LeftOut, XATTR_KEY};
 use crate::failure::OrFailure;
-use crate::files;
+use crate::open::open_without_waiting;
 
 const BUFFER_SIZE: usize = 256 * 1024;
 
@@ -117,7 +117,7 @@ impl Packing<'_> {
         mut header: Header,
     ) -> io::Result<()> {
         // A pipe or a link may have replaced the file meanwhile.
-        let file = files::open_without_waiting(path, OFlags::NOFOLLOW)?;
+        let file = open_without_waiting(path, OFlags::NOFOLLOW)?;
         if !file.metadata()?.is_file() {
             return Err(Errno::INVAL.into());
         }

@@ -70,8 +70,8 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, axum::Json(shown)).into_response())
 }
 
-/// The name of a snapshot. Other clients create from images and configured templates, so their names
-/// are not to be had.
+/// The name of a snapshot. Other clients create from images and configured templates, so their
+/// names are taken.
 fn chosen_name(gateway: &Gateway, name: &str) -> Result<String> {
     let config = gateway.config();
     let stored = template::stored_name(config, name);

@@ -77,6 +77,8 @@ class Sandbox:
         cold: boot instead of restoring the image's booted state or the snapshot's memory
         auto_checkpoint: take a checkpoint before every command; a number: how many to keep
         durable: pass the guest's flushes to the host's disk
+        expire_after: seconds after which the sandbox ends, counted from each start and resume
+        on_expiry: what happens then: "remove", "pause" or "stop"
         accel: "auto", "kvm" or "tcg"
         arch: architecture of the guest; only the host's is supported
         cpu: a processor model of QEMU
@@ -120,6 +122,8 @@ class Sandbox:
         cold: bool = False,
         auto_checkpoint: Union[bool, int] = False,
         durable: bool = False,
+        expire_after: Optional[float] = None,
+        on_expiry: str = "remove",
         accel: Optional[str] = None,
         arch: Optional[str] = None,
         cpu: Optional[str] = None,
