@@ -75,8 +75,9 @@ def test_a_pause_keeps_memory_and_commands(own):
 
 def test_expiry_removes_or_pauses(own):
     short = own(timeout=3)
-    pausing = own(timeout=3, lifecycle={"on_timeout": "pause"})
+    pausing = own(timeout=600, lifecycle={"on_timeout": "pause"})
     pausing.files.write("kept", "on disk")
+    pausing.set_timeout(2)
     eventually(lambda: short.sandbox_id not in sandboxes())
     eventually(lambda: Sandbox.get_info(pausing.sandbox_id).state == SandboxState.PAUSED)
     assert Sandbox.connect(pausing.sandbox_id, timeout=60).files.read("kept") == "on disk"
