@@ -1,7 +1,6 @@
 """Sandboxes: life, lists, snapshots, forks, by E2B's Python client."""
 
 import json
-import time
 
 import pytest
 from e2b import (

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import struct
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
@@ -61,6 +61,17 @@ def test_a_key_has_limits():
     finally:
         first.kill()
     Sandbox.create(timeout=60, api_key=new["key"]).kill()
+
+
+def test_a_create_that_is_sent_again_makes_one_sandbox(server):
+    headers = {"X-API-KEY": os.environ["E2B_API_KEY"], "Idempotency-Key": "once"}
+    create = lambda: requests.post(f"{server.url}/v2/sandboxes", json={"timeout": 60}, headers=headers)
+    with ThreadPoolExecutor(3) as pool:
+        answers = [sent.result() for sent in [pool.submit(create) for _ in range(3)]]
+    assert [answer.status_code for answer in answers] == [201] * 3
+    made = {answer.json()["sandboxID"] for answer in answers}
+    assert len(made) == 1
+    Sandbox.kill(made.pop())
 
 
 def test_tokens_guard_the_data_plane(own, server):

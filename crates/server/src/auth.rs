@@ -35,6 +35,15 @@ pub fn key(access: &Access, headers: &HeaderMap) -> Result<KeyInfo> {
         .ok_or_else(|| Fault::unauthorized("invalid API key"))
 }
 
+/// The name of a request that the holder of a key may send again.
+pub fn request_name(key: &str, text: &str) -> String {
+    let hash = Sha256::digest(format!("{key}\0{text}").as_bytes());
+    hash[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
 /// Whether a request has the token of a sandbox.
 pub fn has_token(headers: &HeaderMap, name: &str, expected: &str) -> bool {
     header(headers, name).is_some_and(|token| is_equal(token.as_bytes(), expected.as_bytes()))
@@ -95,6 +104,13 @@ mod tests {
             headers.insert(*name, value.parse().unwrap());
         }
         headers
+    }
+
+    #[test]
+    fn a_request_is_named_by_its_key_and_its_text() {
+        assert_eq!(request_name("a", "x"), request_name("a", "x"));
+        assert_ne!(request_name("a", "x"), request_name("b", "x"));
+        assert_eq!(request_name("a", "x").len(), 32);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::error::{Fault, Result, Retry};
 use crate::labels::Labels;
 use crate::locked::lock;
 use crate::processes::Processes;
+use crate::repeats::Repeats;
 use crate::watchers::Watchers;
 
 /// What a sandbox that traffic resumes runs for, at least.
@@ -38,6 +39,7 @@ struct Inner {
     creations: Mutex<HashMap<String, Vec<Instant>>>,
     pub processes: Processes,
     pub watchers: Watchers,
+    repeats: Repeats,
 }
 
 /// What a request would make run.
@@ -83,6 +85,7 @@ impl Gateway {
                 creations: Mutex::default(),
                 processes: Processes::default(),
                 watchers: Watchers::default(),
+                repeats: Repeats::default(),
             }),
         }
     }
@@ -97,6 +100,10 @@ impl Gateway {
 
     pub(crate) fn processes(&self) -> &Processes {
         &self.inner.processes
+    }
+
+    pub(crate) fn repeats(&self) -> &Repeats {
+        &self.inner.repeats
     }
 
     pub(crate) fn watchers(&self) -> &Watchers {

@@ -12,6 +12,7 @@ const AUTO_RESUME: &str = "e2b/auto-resume";
 const PRIVATE_TRAFFIC: &str = "e2b/private-traffic";
 const OPEN: &str = "e2b/open";
 const KEY: &str = "e2b/key";
+const REQUEST: &str = "e2b/request";
 /// A label holds no more.
 const METADATA_MAX: usize = 4096;
 
@@ -29,6 +30,8 @@ pub struct Labels {
     pub secure: bool,
     /// The key that created it.
     pub key: Option<String>,
+    /// The request that created it, if its client may send it again.
+    pub request: Option<String>,
 }
 
 impl Labels {
@@ -46,6 +49,7 @@ impl Labels {
             public_traffic: !labels.contains_key(PRIVATE_TRAFFIC),
             secure: !labels.contains_key(OPEN),
             key: labels.get(KEY).cloned(),
+            request: labels.get(REQUEST).cloned(),
         }
     }
 
@@ -57,6 +61,7 @@ impl Labels {
         let flag = |is_set: bool| is_set.then(|| "true".to_owned());
         add(TEMPLATE, self.template.clone());
         add(KEY, self.key.clone());
+        add(REQUEST, self.request.clone());
         add(AUTO_RESUME, flag(self.auto_resume));
         add(PRIVATE_TRAFFIC, flag(!self.public_traffic));
         add(OPEN, flag(!self.secure));
@@ -85,6 +90,7 @@ mod tests {
             public_traffic: false,
             secure: false,
             key: Some("0a".into()),
+            request: Some("0b".into()),
         };
         assert_eq!(Labels::read(&labels.write().unwrap()), labels);
         let plain = Labels::read(&BTreeMap::new());

@@ -24,6 +24,7 @@ mod locked;
 mod plane;
 mod processes;
 mod proxy;
+mod repeats;
 mod template;
 mod watchers;
 

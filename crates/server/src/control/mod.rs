@@ -1,6 +1,7 @@
 //! The control plane: E2B's API for sandboxes, snapshots and templates, with CubeSandbox's
 //! additions.
 
+mod create;
 mod query;
 mod sandboxes;
 mod shapes;
@@ -29,12 +30,9 @@ pub fn router(gateway: Gateway) -> Router {
     let guarded = Router::new()
         .route(
             "/sandboxes",
-            get(sandboxes::list_running).post(sandboxes::create),
+            get(sandboxes::list_running).post(create::create),
         )
-        .route(
-            "/v2/sandboxes",
-            get(sandboxes::list).post(sandboxes::create),
-        )
+        .route("/v2/sandboxes", get(sandboxes::list).post(create::create))
         .route(
             "/sandboxes/{id}",
             get(sandboxes::get).delete(sandboxes::kill),
@@ -92,6 +90,8 @@ struct Client {
     key: KeyInfo,
     /// The domain below which the client finds ports of sandboxes.
     domain: String,
+    /// Names the request, for a client that may send it again.
+    request: Option<String>,
 }
 
 impl<S: Sync> FromRequestParts<S> for Client {
@@ -101,7 +101,13 @@ impl<S: Sync> FromRequestParts<S> for Client {
         let holder = parts.extensions.get::<Holder>().cloned();
         let Holder(key) = holder.ok_or_else(|| Fault::unauthorized("no API key"))?;
         let domain = domain(auth::header(&parts.headers, "host"));
-        Ok(Self { key, domain })
+        let repeatable = auth::header(&parts.headers, "idempotency-key");
+        let request = repeatable.map(|text| auth::request_name(&key.id, text));
+        Ok(Self {
+            key,
+            domain,
+            request,
+        })
     }
 }
 

@@ -1,168 +1,29 @@
 //! Sandboxes on the control plane.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
-use sandtree::{
-    Expiry, ExpiryAction, ForkSpec, KeyInfo, Network, Phase, Sandbox, SandboxInfo, SandboxSpec,
-};
+use sandtree::{ForkSpec, Phase, Sandbox, SandboxInfo};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::query::{self, PageQuery};
-use super::shapes::{Created, Detailed, Listed, NetworkRules, NewSandbox, state};
+use super::shapes::{Created, Detailed, Listed, NetworkRules, state};
 use super::{Asked, Body, Client, Id};
 use crate::error::{Fault, Result};
 use crate::gateway::{Gateway, New, is_shown, wake};
 use crate::labels::Labels;
-use crate::template::{self, BASE};
 
 /// The longest lifetime that a client can ask for: that of any expiry.
 const TIMEOUT_MAX: i64 = 10 * 365 * 86_400;
 /// E2B's value for a sandbox that does not expire, from CubeSandbox.
 const NEVER: i64 = -1;
 const FORKS_MAX: usize = 20;
-/// The memory of a sandbox, as the library chooses it.
-const MEMORY_BYTES: u64 = 512 << 20;
-
-/// Creates a sandbox.
-pub(super) async fn create(
-    State(gateway): State<Gateway>,
-    client: Client,
-    Body(new): Body<NewSandbox>,
-) -> Result<Response> {
-    refuse_unknown(&new)?;
-    let needed = New {
-        sandboxes: 1,
-        memory_bytes: MEMORY_BYTES,
-    };
-    gateway.admit(&client.key, needed)?;
-    let spec = spec(&gateway, &client.key, new).await?;
-    let sandbox = gateway.host().create(spec).await?;
-    let created = created(&gateway, &client, &sandbox.info()?)?;
-    Ok((StatusCode::CREATED, axum::Json(created)).into_response())
-}
-
-/// Refuses what would otherwise be silently ignored.
-fn refuse_unknown(new: &NewSandbox) -> Result<()> {
-    if !new.volume_mounts.is_empty() {
-        return Err(Fault::not_implemented("mounting volumes"));
-    }
-    if new.mcp.is_some() {
-        return Err(Fault::not_implemented("the MCP gateway"));
-    }
-    if new.iam.is_some() {
-        return Err(Fault::not_implemented("workload identity"));
-    }
-    new.network.as_ref().map_or(Ok(()), refuse_rules)
-}
-
-/// Rules of the network that this server cannot enforce.
-fn refuse_rules(rules: &NetworkRules) -> Result<()> {
-    let has_egress = !rules.allow_out.is_empty()
-        || !rules.deny_out.is_empty()
-        || !rules.dns_servers.is_empty()
-        || rules.egress_proxy.is_some()
-        || rules.rules.is_some();
-    if has_egress {
-        return Err(Fault::not_implemented("filtering outgoing traffic"));
-    }
-    if rules.mask_request_host.is_some() || !rules.https_ports.is_empty() {
-        return Err(Fault::not_implemented("rewriting requests to ports"));
-    }
-    Ok(())
-}
-
-async fn spec(gateway: &Gateway, key: &KeyInfo, new: NewSandbox) -> Result<SandboxSpec> {
-    let template = new.template.clone().unwrap_or_else(|| BASE.to_owned());
-    let stored = template::origin(gateway.host(), gateway.config(), &template).await;
-    let inherited = inherited(gateway, &stored).await?;
-    let timeout = timeout(new.timeout, gateway)?;
-    let network = match new.internet {
-        Some(false) => Network::Isolated,
-        Some(true) | None => Network::Full,
-    };
-    let labels = Labels {
-        template: Some(template),
-        metadata: new.metadata.clone().unwrap_or(inherited.metadata),
-        auto_resume: auto_resume(&new).unwrap_or(inherited.auto_resume),
-        public_traffic: new
-            .network
-            .as_ref()
-            .and_then(|rules| rules.allow_public_traffic)
-            .unwrap_or(inherited.public_traffic),
-        secure: new.secure.unwrap_or(true),
-        key: Some(key.id.clone()),
-    };
-    Ok(SandboxSpec {
-        network: Some(network),
-        labels: labels.write()?,
-        env: environment(&new, &labels)?,
-        expiry: Some(Expiry {
-            after_ms: timeout.unwrap_or_default().as_millis() as u64,
-            action: action(&new)?,
-        })
-        .filter(|_| timeout.is_some()),
-        ..SandboxSpec::new(stored)
-    })
-}
-
-/// What a sandbox from a snapshot inherits, unless its creator chooses: clients that clone send
-/// nothing but the snapshot.
-async fn inherited(gateway: &Gateway, stored: &str) -> Result<Labels> {
-    if template::image(gateway.host(), stored).is_some() {
-        return Ok(Labels::read(&BTreeMap::new()));
-    }
-    match gateway.host().inspect_snapshot(stored).await {
-        Ok(details) => Ok(Labels::read(&details.manifest.labels)),
-        Err(_) => Err(Fault::not_found(format!(
-            "template \"{stored}\" not found: `sandtree image ls` and `sandtree snapshot ls` list them"
-        ))),
-    }
-}
-
-fn auto_resume(new: &NewSandbox) -> Option<bool> {
-    let lifecycle = new.lifecycle.as_ref();
-    let direct = new.auto_resume.as_ref().map(|policy| policy.is_on());
-    direct.or_else(|| lifecycle?.auto_resume)
-}
-
-fn action(new: &NewSandbox) -> Result<ExpiryAction> {
-    let lifecycle = new.lifecycle.as_ref();
-    let on_timeout = lifecycle.and_then(|lifecycle| lifecycle.on_timeout.as_deref());
-    let pauses = match on_timeout {
-        Some("pause") => true,
-        Some("kill") => false,
-        Some(other) => {
-            let message = format!("invalid onTimeout {other:?}: use kill or pause");
-            return Err(Fault::bad_request(message));
-        }
-        None => new.auto_pause.unwrap_or(false),
-    };
-    Ok(match (pauses, new.auto_pause_memory) {
-        (false, _) => ExpiryAction::Remove,
-        (true, Some(false)) => ExpiryAction::Stop,
-        (true, _) => ExpiryAction::Pause,
-    })
-}
-
-/// The variables of every command. Programs find out by them that they are in a sandbox.
-fn environment(new: &NewSandbox, labels: &Labels) -> Result<BTreeMap<String, String>> {
-    let mut env = new.env_vars.clone().unwrap_or_default();
-    if env.len() > 1000 {
-        return Err(Fault::bad_request("at most 1000 variables"));
-    }
-    let template = labels.template.clone().unwrap_or_default();
-    env.insert("E2B_SANDBOX".into(), "true".into());
-    env.insert("E2B_TEMPLATE_ID".into(), template);
-    Ok(env)
-}
 
 /// How long a sandbox runs. `None`: it does not expire.
-fn timeout(seconds: Option<i64>, gateway: &Gateway) -> Result<Option<Duration>> {
+pub(super) fn timeout(seconds: Option<i64>, gateway: &Gateway) -> Result<Option<Duration>> {
     match seconds {
         None => Ok(Some(gateway.config().timeout)),
         Some(NEVER) => Ok(None),
@@ -173,7 +34,7 @@ fn timeout(seconds: Option<i64>, gateway: &Gateway) -> Result<Option<Duration>> 
     }
 }
 
-fn created(gateway: &Gateway, client: &Client, info: &SandboxInfo) -> Result<Created> {
+pub(super) fn created(gateway: &Gateway, client: &Client, info: &SandboxInfo) -> Result<Created> {
     let access = gateway.host().access()?;
     Ok(Created::new(info, &access, client.domain.clone()))
 }
@@ -500,7 +361,7 @@ pub(super) async fn network(
     Body(asked): Body<NetworkBody>,
 ) -> Result<StatusCode> {
     gateway.sandbox(&id)?;
-    refuse_rules(&asked.rules)?;
+    asked.rules.check()?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -528,51 +389,24 @@ pub(super) async fn fork(
         memory_bytes: info.memory_bytes.saturating_mul(count as u64),
     };
     gateway.admit(&client.key, needed)?;
-    let (copies, _) = sandbox.fork(ForkSpec::new(count)).await?;
+    // A client that leaves in between must not leave copies without an end.
+    let forking = tokio::spawn(fork_for(sandbox, count, after));
+    let copies = forking
+        .await
+        .map_err(|_| Fault::internal("the fork failed"))??;
     let mut answers = Vec::new();
     for copy in copies {
-        copy.expire(after).await?;
         let created = created(&gateway, &client, &copy.info()?)?;
         answers.push(json!({ "sandbox": created }));
     }
     Ok((StatusCode::CREATED, axum::Json(answers)).into_response())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lifetime_ends_as_its_creator_chooses() {
-        let chosen = |text: &str| action(&serde_json::from_str(text).unwrap());
-        assert_eq!(chosen("{}").unwrap(), ExpiryAction::Remove);
-        assert_eq!(
-            chosen(r#"{"autoPause":true}"#).unwrap(),
-            ExpiryAction::Pause
-        );
-        let disk = r#"{"autoPause":true,"autoPauseMemory":false}"#;
-        assert_eq!(chosen(disk).unwrap(), ExpiryAction::Stop);
-        let cube = r#"{"lifecycle":{"onTimeout":"pause"}}"#;
-        assert_eq!(chosen(cube).unwrap(), ExpiryAction::Pause);
-        assert!(chosen(r#"{"lifecycle":{"onTimeout":"x"}}"#).is_err());
+/// Copies that expire after a time.
+async fn fork_for(sandbox: Sandbox, count: usize, after: Option<Duration>) -> Result<Vec<Sandbox>> {
+    let (copies, _) = sandbox.fork(ForkSpec::new(count)).await?;
+    for copy in &copies {
+        copy.expire(after).await?;
     }
-
-    #[test]
-    fn traffic_resumes_as_the_creator_chooses() {
-        let chosen = |text: &str| auto_resume(&serde_json::from_str(text).unwrap());
-        assert_eq!(chosen("{}"), None);
-        assert_eq!(chosen(r#"{"autoResume":{"enabled":true}}"#), Some(true));
-        assert_eq!(chosen(r#"{"autoResume":false}"#), Some(false));
-        assert_eq!(chosen(r#"{"lifecycle":{"autoResume":true}}"#), Some(true));
-    }
-
-    #[test]
-    fn rules_that_cannot_be_enforced_are_refused() {
-        let refused = |text: &str| refuse_unknown(&serde_json::from_str(text).unwrap()).is_err();
-        assert!(!refused(r#"{"network":{"allowPublicTraffic":false}}"#));
-        assert!(refused(r#"{"network":{"denyOut":["0.0.0.0/0"]}}"#));
-        assert!(refused(r#"{"network":{"rules":{}}}"#));
-        assert!(refused(r#"{"mcp":{}}"#));
-        assert!(refused(r#"{"volumeMounts":[{"name":"v","path":"/v"}]}"#));
-    }
+    Ok(copies)
 }

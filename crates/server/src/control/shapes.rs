@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::auth;
+use crate::error::{Fault, Result};
 use crate::labels::Labels;
 
 /// The version of envd whose protocol the data plane speaks.
@@ -80,6 +81,24 @@ pub struct NetworkRules {
     pub dns_servers: Vec<String>,
     pub egress_proxy: Option<Value>,
     pub rules: Option<Value>,
+}
+
+impl NetworkRules {
+    /// Refuses rules that this server cannot enforce.
+    pub fn check(&self) -> Result<()> {
+        let has_egress = !self.allow_out.is_empty()
+            || !self.deny_out.is_empty()
+            || !self.dns_servers.is_empty()
+            || self.egress_proxy.is_some()
+            || self.rules.is_some();
+        if has_egress {
+            return Err(Fault::not_implemented("filtering outgoing traffic"));
+        }
+        if self.mask_request_host.is_some() || !self.https_ports.is_empty() {
+            return Err(Fault::not_implemented("rewriting requests to ports"));
+        }
+        Ok(())
+    }
 }
 
 /// A sandbox, to its creator.
