@@ -165,7 +165,7 @@ fn doctor_reports_what_the_host_can_do_and_why_not_more() {
         ),
     }
     // A cached verdict is reused: the test writes a value that no probe would write, and it stays.
-    let cache = world.home().join("cache/engine");
+    let cache = world.home().join("cache/engine-2");
     let mut kept: Value = serde_json::from_slice(&fs::read(&cache).unwrap()).unwrap();
     (kept["aio"], kept["aio_reason"]) = ("threads".into(), "a mark".into());
     // The file is shared with the stores of other tests.
