@@ -383,7 +383,7 @@ fn a_machine_that_cannot_be_reaped_is_reported_after_a_deadline() {
 /// Lets QEMU sync by system calls, which a tracer sees; syncs by io_uring are invisible.
 fn without_io_uring(world: &World) {
     world.ok(["doctor"]);
-    let path = world.home().join("cache/engine");
+    let path = world.home().join("cache/engine-2");
     let mut verdicts: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     verdicts["aio"] = "threads".into();
     // A new file, because other stores link to the old one.
