@@ -18,10 +18,14 @@ import sandtree.sync
 from sandtree import NameTaken, Sandbox, SandtreeError, _native
 
 
+# An interpreter that is started in the background inherits that SIGINT is ignored.
+HEARS_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def run(program, **options):
     """Runs a program in another interpreter, which prints a line when it has sandboxes."""
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-c", HEARS_SIGINT + textwrap.dedent(program)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -40,11 +44,9 @@ async def test_garbage_is_removed():
     eventually(lambda: not sandboxes() and not keepers())
 
 
-# Where the tests run in the background, the interpreter inherits a SIGINT that is ignored.
 HOLDS = """
-    import asyncio, signal
+    import asyncio
     from sandtree import Sandbox
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     async def main():
         sb = await Sandbox("tiny", name="held").start()
         copies = await sb.fork(2)
