@@ -50,7 +50,7 @@ impl DiskChain {
     }
 }
 
-/// Tells whether two descriptors are of the same file. It holds as long as one of them is open.
+/// Two descriptors are of the same file if these are equal, as long as one of them is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileIdentity {
     device: u64,

@@ -265,7 +265,7 @@ class Sandbox:
         return self
 
     async def remove(self) -> None:
-        """Ends the machine, if it runs, and removes everything of the sandbox, whoever it belongs to."""
+        """Ends the machine, if it runs, and removes everything of the sandbox, also of another owner."""
         if self.is_owned:
             await self.close()
         else:

@@ -266,7 +266,7 @@ class Sandbox:
         return self
 
     def remove(self) -> None:
-        """Ends the machine, if it runs, and removes everything of the sandbox, whoever it belongs to."""
+        """Ends the machine, if it runs, and removes everything of the sandbox, also of another owner."""
         if self.is_owned:
             self.close()
         else:
