@@ -7,6 +7,7 @@ use hyper::header::AUTHORIZATION;
 use sandtree::{Access, KeyInfo, is_equal};
 use sha2::{Digest, Sha256};
 
+use crate::digits;
 use crate::error::{Fault, Result};
 
 /// The token for commands and files of a sandbox.
@@ -38,10 +39,7 @@ pub fn key(access: &Access, headers: &HeaderMap) -> Result<KeyInfo> {
 /// The name of a request that the holder of a key may send again.
 pub fn request_name(key: &str, text: &str) -> String {
     let hash = Sha256::digest(format!("{key}\0{text}").as_bytes());
-    hash[..16]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    digits::hex(&hash[..16])
 }
 
 /// Whether a request has the token of a sandbox.

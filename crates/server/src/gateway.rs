@@ -129,15 +129,11 @@ impl Gateway {
     }
 
     /// A connection to a sandbox that runs, or that traffic resumes.
-    pub async fn connect(&self, id: &str) -> Result<Connection> {
-        let (sandbox, info) = self.sandbox(id).map_err(|fault| match fault.status {
-            hyper::StatusCode::NOT_FOUND => Fault::sandbox_gone(),
-            _ => fault,
-        })?;
+    pub async fn connect(&self, sandbox: Sandbox, info: &SandboxInfo) -> Result<Connection> {
         if info.state != Phase::Running {
             // What is known belongs to the guest before the pause.
             lock(&self.inner.connections).remove(&info.id);
-            self.resume_for_traffic(&sandbox, &info).await?;
+            self.resume_for_traffic(&sandbox, info).await?;
         } else if let Some(known) = self.known(&info.id) {
             return Ok(known);
         }

@@ -13,8 +13,10 @@
 
 mod auth;
 mod body;
+mod clock;
 mod config;
 mod control;
+mod digits;
 mod envd;
 mod error;
 mod gateway;
@@ -26,6 +28,7 @@ mod processes;
 mod proxy;
 mod repeats;
 mod template;
+mod usage;
 mod watchers;
 
 pub use config::{Config, ConfigError, FileConfig, Options, TlsFiles};

@@ -13,7 +13,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::header::HOST;
 
-use crate::auth::{self, Signed};
+use crate::auth;
 use crate::envd::{self, ENVD_PORT};
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
@@ -104,12 +104,7 @@ fn signer(gateway: &Gateway, request: &Request<Body>) -> Result<Option<Place>> {
     let Some(signature) = &query.signature else {
         return Ok(None);
     };
-    let signed = Signed {
-        path: query.path.as_deref().unwrap_or_default(),
-        operation: envd::files::operation(request.method()),
-        user: query.username.as_deref().unwrap_or_default(),
-        expiration: query.signature_expiration.as_deref(),
-    };
+    let signed = query.signed(request.method());
     let access = gateway.host().access()?;
     let (all, _) = gateway.host().list()?;
     let found = all.iter().find(|info| {

@@ -46,7 +46,7 @@ pub async fn serve(
         let message = "ports are reached by requests to them";
         return Err(Fault::new(StatusCode::METHOD_NOT_ALLOWED, message));
     }
-    let (_, info) = gateway
+    let (sandbox, info) = gateway
         .sandbox(sandbox)
         .map_err(|_| Fault::sandbox_gone())?;
     if !Labels::of(&info).public_traffic {
@@ -57,7 +57,7 @@ pub async fn serve(
             return Err(Fault::new(StatusCode::FORBIDDEN, message));
         }
     }
-    let connection = gateway.connect(&info.id).await?;
+    let connection = gateway.connect(sandbox, &info).await?;
     match forward(&connection, port, request).await {
         Ok(response) => Ok(response),
         Err(Unreached::Closed) => Ok(closed(&info.id, port)),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::task::AbortHandle;
 
+use crate::digits;
 use crate::error::{Fault, Result, Retry};
 use crate::locked::lock;
 
@@ -82,7 +83,7 @@ impl Watchers {
             let message = "this sandbox has too many watchers";
             return Err(Fault::too_many(message, Retry::Never));
         }
-        let name = name();
+        let name = format!("w{}", digits::random::<8>());
         all.insert((sandbox.to_owned(), name.clone()), watcher);
         Ok(name)
     }
@@ -109,11 +110,4 @@ impl Watchers {
 
 fn missing(name: &str) -> Fault {
     Fault::not_found(format!("watcher with id {name} not found"))
-}
-
-fn name() -> String {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("w{digits}")
 }

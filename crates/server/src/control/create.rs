@@ -73,6 +73,7 @@ async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<San
     let stored = template::origin(gateway.host(), gateway.config(), &template).await;
     let inherited = inherited(gateway, &stored).await?;
     let timeout = timeout(new.timeout, gateway)?;
+    let action = action(&new)?;
     let network = match new.internet {
         Some(false) => Network::Isolated,
         Some(true) | None => Network::Full,
@@ -94,11 +95,10 @@ async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<San
         network: Some(network),
         labels: labels.write()?,
         env: environment(&new, &labels)?,
-        expiry: Some(Expiry {
-            after_ms: timeout.unwrap_or_default().as_millis() as u64,
-            action: action(&new)?,
-        })
-        .filter(|_| timeout.is_some()),
+        expiry: timeout.map(|timeout| Expiry {
+            after_ms: timeout.as_millis() as u64,
+            action,
+        }),
         ..SandboxSpec::new(stored)
     })
 }

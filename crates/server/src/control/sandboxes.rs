@@ -12,9 +12,11 @@ use serde_json::json;
 use super::query::{self, PageQuery};
 use super::shapes::{Created, Detailed, Listed, NetworkRules, state};
 use super::{Asked, Body, Client, Id};
+use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
 use crate::gateway::{Gateway, New, is_shown, wake};
 use crate::labels::Labels;
+use crate::usage;
 
 /// The longest lifetime that a client can ask for: that of any expiry.
 const TIMEOUT_MAX: i64 = 10 * 365 * 86_400;
@@ -131,16 +133,9 @@ pub(super) async fn connect(
     client: Client,
     Body(asked): Body<TimeoutBody>,
 ) -> Result<Response> {
-    let (sandbox, info) = gateway.sandbox(&id)?;
-    check_timeout(&gateway, asked.timeout)?;
-    let was = Was::of(info.state);
-    if was == Was::AtRest {
-        admit_again(&gateway, &client, &info)?;
-        wake(&sandbox, info.state).await?;
-    }
-    extend(&gateway, &sandbox, asked.timeout, was).await?;
-    let created = created(&gateway, &client, &sandbox.info()?)?;
-    Ok(axum::Json(created).into_response())
+    let found = gateway.sandbox(&id)?;
+    let joined = join(&gateway, &client, found, asked.timeout).await?;
+    Ok(axum::Json(joined).into_response())
 }
 
 /// As `connect`, for clients of earlier versions.
@@ -150,16 +145,29 @@ pub(super) async fn resume(
     client: Client,
     Body(asked): Body<TimeoutBody>,
 ) -> Result<Response> {
-    let (sandbox, info) = gateway.sandbox(&id)?;
-    if info.state == Phase::Running {
+    let found = gateway.sandbox(&id)?;
+    if found.1.state == Phase::Running {
         return Err(Fault::conflict(format!("sandbox \"{id}\" is running")));
     }
-    check_timeout(&gateway, asked.timeout)?;
-    admit_again(&gateway, &client, &info)?;
-    wake(&sandbox, info.state).await?;
-    extend(&gateway, &sandbox, asked.timeout, Was::AtRest).await?;
-    let created = created(&gateway, &client, &sandbox.info()?)?;
-    Ok((StatusCode::CREATED, axum::Json(created)).into_response())
+    let joined = join(&gateway, &client, found, asked.timeout).await?;
+    Ok((StatusCode::CREATED, axum::Json(joined)).into_response())
+}
+
+/// Makes a sandbox run, for at least so many seconds.
+async fn join(
+    gateway: &Gateway,
+    client: &Client,
+    (sandbox, info): (Sandbox, SandboxInfo),
+    seconds: Option<i64>,
+) -> Result<Created> {
+    check_timeout(gateway, seconds)?;
+    let was = Was::of(info.state);
+    if was == Was::AtRest {
+        admit_again(gateway, client, &info)?;
+        wake(&sandbox, info.state).await?;
+    }
+    extend(gateway, &sandbox, seconds, was).await?;
+    created(gateway, client, &sandbox.info()?)
 }
 
 /// Refuses a lifetime before anything is done for it.
@@ -217,11 +225,6 @@ async fn extend(
         sandbox.expire(wanted).await?;
     }
     Ok(())
-}
-
-fn now_unix_ms() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.unwrap_or_default().as_millis() as u64
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -304,17 +307,16 @@ pub(super) async fn metrics(
         return Ok(axum::Json(json!([])).into_response());
     }
     let used = sandbox.stats().await?.guest;
-    let busy = used.cpu_busy_ms as f64 / used.uptime_ms.max(1) as f64;
     let at = std::time::UNIX_EPOCH + Duration::from_millis(now_ms);
     let sample = json!({
         "timestamp": humantime::format_rfc3339_millis(at).to_string(),
         "timestampUnix": now_ms / 1000,
         "cpuCount": info.cpus,
-        "cpuUsedPct": (busy * 10_000.0).round() / 100.0,
-        "memUsed": used.memory_total_bytes.saturating_sub(used.memory_available_bytes),
+        "cpuUsedPct": usage::cpu_percent(&used),
+        "memUsed": usage::memory_bytes(&used),
         "memTotal": used.memory_total_bytes,
         "memCache": 0,
-        "diskUsed": used.disk_total_bytes.saturating_sub(used.disk_available_bytes),
+        "diskUsed": usage::disk_bytes(&used),
         "diskTotal": used.disk_total_bytes,
     });
     Ok(axum::Json(json!([sample])).into_response())

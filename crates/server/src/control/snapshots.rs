@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::query::PageQuery;
 use super::{Asked, Body, Id};
+use crate::digits;
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
 use crate::template;
@@ -93,10 +94,7 @@ fn labels(info: &SandboxInfo) -> std::collections::BTreeMap<String, String> {
 }
 
 fn unused_name() -> String {
-    let mut bytes = [0; 12];
-    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{PREFIX}{digits}")
+    format!("{PREFIX}{}", digits::random::<12>())
 }
 
 #[derive(Debug, Default, Deserialize)]

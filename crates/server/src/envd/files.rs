@@ -25,6 +25,7 @@ use super::Call;
 use super::filesystem::{METADATA, make_dirs, metadata, missing};
 use super::user::{User, Users};
 use crate::auth::{self, Signed};
+use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
 
 /// The bytes of a file between guest and client.
@@ -72,13 +73,18 @@ impl Query {
         }
         Ok(query)
     }
-}
 
-/// What a signature for a request must allow.
-pub fn operation(method: &Method) -> &'static str {
-    match *method {
-        Method::GET | Method::HEAD => "read",
-        _ => "write",
+    /// What a signature for a request with this query must allow.
+    pub fn signed(&self, method: &Method) -> Signed<'_> {
+        Signed {
+            path: self.path.as_deref().unwrap_or_default(),
+            operation: match *method {
+                Method::GET | Method::HEAD => "read",
+                _ => "write",
+            },
+            user: self.username.as_deref().unwrap_or_default(),
+            expiration: self.signature_expiration.as_deref(),
+        }
     }
 }
 
@@ -88,20 +94,13 @@ pub fn check_signature(request: &Request, token: &str) -> Result<()> {
     let Some(signature) = &query.signature else {
         return Err(Fault::unauthorized("missing signature query parameter"));
     };
-    let signed = Signed {
-        path: query.path.as_deref().unwrap_or_default(),
-        operation: operation(request.method()),
-        user: query.username.as_deref().unwrap_or_default(),
-        expiration: query.signature_expiration.as_deref(),
-    };
-    if !signed.matches(token, signature) {
+    if !query.signed(request.method()).matches(token, signature) {
         return Err(Fault::unauthorized("invalid signature"));
     }
     let Some(expiration) = &query.signature_expiration else {
         return Ok(());
     };
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let now = now.unwrap_or_default().as_secs();
+    let now = now_unix_ms() / 1000;
     match expiration.parse::<u64>() {
         Ok(at) if now <= at => Ok(()),
         Ok(_) => Err(Fault::unauthorized("signature is already expired")),

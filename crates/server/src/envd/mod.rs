@@ -23,6 +23,7 @@ use crate::auth;
 use crate::error::{Fault, Result};
 use crate::gateway::{Connection, Gateway};
 use crate::labels::Labels;
+use crate::usage;
 
 /// The port under which clients address commands and files.
 pub const ENVD_PORT: u16 = 49983;
@@ -38,7 +39,7 @@ pub struct Call {
 /// Answers a request for the commands and files of a sandbox.
 pub async fn serve(gateway: Gateway, sandbox: &str, request: Request) -> Result<Response> {
     let path = request.uri().path().to_owned();
-    let (_, info) = gateway
+    let (sandbox, info) = gateway
         .sandbox(sandbox)
         .map_err(|_| Fault::sandbox_gone())?;
     // Without a token, so it must not resume the sandbox.
@@ -65,7 +66,7 @@ pub async fn serve(gateway: Gateway, sandbox: &str, request: Request) -> Result<
         auth::basic_user(request.headers())?
     };
     let call = Call {
-        connection: gateway.connect(&info.id).await?,
+        connection: gateway.connect(sandbox, &info).await?,
         user,
         gateway,
     };
@@ -87,21 +88,15 @@ pub async fn serve(gateway: Gateway, sandbox: &str, request: Request) -> Result<
 async fn metrics(call: Call) -> Result<Response> {
     let used = call.connection.guest.metrics().await?;
     let info = call.connection.sandbox.info()?;
-    let memory_used = used
-        .memory_total_bytes
-        .saturating_sub(used.memory_available_bytes);
-    let disk_used = used
-        .disk_total_bytes
-        .saturating_sub(used.disk_available_bytes);
-    let busy = used.cpu_busy_ms as f64 / used.uptime_ms.max(1) as f64;
+    let memory_used = usage::memory_bytes(&used);
     let body = json!({
         "cpu_count": info.cpus,
-        "cpu_used_pct": (busy * 10_000.0).round() / 100.0,
+        "cpu_used_pct": usage::cpu_percent(&used),
         "mem_total": used.memory_total_bytes,
         "mem_used": memory_used,
         "mem_total_mib": used.memory_total_bytes >> 20,
         "mem_used_mib": memory_used >> 20,
-        "disk_used": disk_used,
+        "disk_used": usage::disk_bytes(&used),
         "disk_total": used.disk_total_bytes,
     });
     Ok(axum::Json(body).into_response())
