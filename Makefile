@@ -22,7 +22,7 @@ setup:
 
 # The same, with what tests and benchmarks need beside it.
 setup-tests:
-	@./scripts/setup tests
+	@./scripts/setup demo tests
 
 build: setup
 	$(CARGO) build --release --locked -p sandtree-cli
@@ -32,6 +32,7 @@ wheel: setup-tests
 	./scripts/wheel $(TARGET)/wheels
 
 demo: build
+	@./scripts/setup demo
 	@./scripts/demo $(TARGET)/release/sandtree
 
 test: setup-tests lint unit fuzz-short vm python sdk

@@ -40,7 +40,7 @@ pub struct Start {
     pub at: String,
 }
 
-const TIERS: [&str; 5] = ["essential", "rust", "optional", "run", "tests"];
+const TIERS: [&str; 6] = ["essential", "rust", "optional", "run", "demo", "tests"];
 
 fn listed() -> BTreeMap<String, Listed> {
     let source = sources::file("scripts/programs");
