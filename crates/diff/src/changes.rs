@@ -14,7 +14,9 @@ pub struct Diff {
 
 /// One path at which the disks differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Change {
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: Path,
     pub change: ChangeKind,
     /// How it differs; empty for a path that only one disk has.
@@ -24,6 +26,7 @@ pub struct Change {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
     Added,
@@ -33,6 +36,7 @@ pub enum ChangeKind {
 
 /// How a path can differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Aspect {
     /// The type: for example, a file became a directory. Size, content, target and device are then

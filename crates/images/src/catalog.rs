@@ -11,6 +11,7 @@ use crate::error::{Error, Result, store_error};
 
 /// An image as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ImageInfo {
     pub names: Vec<String>,
     pub digest: String,
@@ -73,6 +74,7 @@ impl ImageInfo {
 
 /// The outcome of removing an image's name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct RemovedImage {
     pub digest: String,
     /// Whether its content was removed as well, because nothing else used it.

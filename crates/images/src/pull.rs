@@ -34,6 +34,7 @@ const RECIPE: u32 = 1;
 const NAME_MAX: usize = 63;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PulledKind {
     Image,

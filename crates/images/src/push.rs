@@ -33,6 +33,7 @@ const EMPTY: &[u8] = b"{}";
 
 /// The outcome of a push.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Pushed {
     pub reference: String,
     /// The digest of the manifest, in the registry.

@@ -19,12 +19,16 @@ pub enum KernelChoice {
 
 /// The user's own kernel. It needs ext4, virtio disks and virtio consoles, built in or as modules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct OwnKernel {
     /// A bzImage, or a vmlinux with a PVH entry.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub kernel: PathBuf,
     /// A cpio archive that is unpacked before ours.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub initramfs: Option<PathBuf>,
     /// The directory `lib/modules/RELEASE`, if some needed drivers are not built in.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub modules: Option<PathBuf>,
 }
 

@@ -539,6 +539,7 @@ pub struct DirEntry {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Metrics {
     pub uptime_ms: u64,
     pub memory_total_bytes: u64,

@@ -191,7 +191,10 @@ impl DiffFiles {
     pub async fn answer(self, host: &Host) -> Result<String> {
         let before = absolute_reference(&self.before)?;
         let after = absolute_reference(&self.after)?;
-        let options = DiffOptions { times: self.times };
+        let options = DiffOptions {
+            times: self.times,
+            ..DiffOptions::default()
+        };
         json(&host.diff(&before, &after, options).await?)
     }
 }

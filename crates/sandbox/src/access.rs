@@ -5,7 +5,7 @@
 //!   token  HMAC(the store's secret, purpose and sandbox) ──► nothing to store, and the same after a pause
 //! ```
 
-use sandtree_store::{AccessRecord, KeyLimits, KeyRecord};
+use sandtree_store::{AccessRecord, KeyLimits, KeyRecord, Scope};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -26,12 +26,15 @@ const BLOCK: usize = 64;
 
 /// A key as lists show it.
 #[derive(Debug, Clone, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct KeyInfo {
     pub id: String,
     pub name: String,
     /// RFC 3339, in UTC.
     pub created_at: String,
     pub limits: KeyLimits,
+    /// What its holder may do: `sandboxes`, `host-files`, `registries`.
+    pub scopes: Vec<String>,
 }
 
 impl KeyInfo {
@@ -41,7 +44,13 @@ impl KeyInfo {
             name: record.name.clone(),
             created_at: rfc3339(record.created_at_unix_ms),
             limits: record.limits,
+            scopes: record.scopes.clone(),
         }
+    }
+
+    /// Whether its holder may do this.
+    pub fn may(&self, scope: Scope) -> bool {
+        self.scopes.iter().any(|has| has == scope.as_str())
     }
 }
 
@@ -60,7 +69,7 @@ pub struct Access {
 }
 
 impl Host {
-    pub fn create_key(&self, name: &str, limits: KeyLimits) -> Result<NewKey> {
+    pub fn create_key(&self, name: &str, scopes: &[Scope], limits: KeyLimits) -> Result<NewKey> {
         let valid = name.len() <= NAME_MAX && !name.chars().any(char::is_control);
         if !valid {
             let rule = "at most 100 bytes, without control characters";
@@ -74,6 +83,10 @@ impl Host {
             hash,
             created_at_unix_ms: now_unix_ms(),
             limits,
+            scopes: scopes
+                .iter()
+                .map(|scope| scope.as_str().to_owned())
+                .collect(),
         };
         let info = KeyInfo::new(&record);
         let added = self.change_access(|access| {

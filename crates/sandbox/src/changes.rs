@@ -45,20 +45,25 @@ const VERSIONS_AT_ONCE: usize = 1000;
 
 /// The changes of a copy-on-write mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct MountChanges {
     /// The path of the mount in the guest.
     pub mount: String,
     /// The host's directory.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub host: PathBuf,
     /// By path.
     pub changes: Vec<MountChange>,
     /// Devices, sockets and FIFOs, which the host does not get.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     pub left_out: Vec<Path>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct MountChange {
     /// Below the mount, with a slash in front.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: Path,
     pub change: ChangeKind,
     /// What it is in the guest, or was on the host.

@@ -26,6 +26,9 @@ use crate::reference::{Point, Reference};
 pub struct DiffOptions {
     /// Whether a new modification time alone is a change.
     pub times: bool,
+    /// After this many changes the comparison ends, and its result is incomplete. `None`: a
+    /// million.
+    pub max_changes: Option<usize>,
 }
 
 /// A readable disk, and the holds on its files.
@@ -40,9 +43,10 @@ impl Host {
     pub async fn diff(&self, before: &str, after: &str, options: DiffOptions) -> Result<Diff> {
         self.compare(before, after, move |a, b| {
             let ranges = changed(a, b).map_err(store_error("compare two disks"))?;
+            let all = diff::Options::default();
             let options = diff::Options {
                 times: options.times,
-                ..diff::Options::default()
+                max_changes: options.max_changes.unwrap_or(all.max_changes),
             };
             diff::diff(&Disk(a), &Disk(b), Some(&ranges), options).map_err(diff_error)
         })

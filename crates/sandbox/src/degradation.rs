@@ -198,11 +198,26 @@ impl From<Note> for Degradation {
 
 /// A degradation as JSON shows it. One without a code of its own has the code `recorded` there.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 struct Shown {
     code: String,
     message: String,
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = std::collections::BTreeMap<String, Value>)
+    )]
     arguments: Arguments,
 }
+
+#[cfg(feature = "schema")]
+impl utoipa::PartialSchema for Degradation {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        Shown::schema()
+    }
+}
+
+#[cfg(feature = "schema")]
+impl utoipa::ToSchema for Degradation {}
 
 impl Serialize for Degradation {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

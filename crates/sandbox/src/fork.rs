@@ -87,6 +87,7 @@ impl ForkSpec {
 
 /// How a fork went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ForkReport {
     /// How long the source was stopped.
     pub pause_ms: f64,

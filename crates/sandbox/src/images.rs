@@ -37,6 +37,7 @@ pub struct PullSpec {
 
 /// The outcome of a pull.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Pulled {
     pub name: String,
     pub kind: PulledKind,

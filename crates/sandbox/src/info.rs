@@ -12,6 +12,7 @@ use crate::mounts::MountInfo;
 
 /// A sandbox as `ps` and `inspect` show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SandboxInfo {
     pub id: String,
     pub name: String,
@@ -35,6 +36,7 @@ pub struct SandboxInfo {
     pub network: Network,
     pub ports: Vec<PublishedPort>,
     pub auto_remove: bool,
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub memory_dir: Option<PathBuf>,
     pub memory_mode: Option<String>,
     pub auto_checkpoint: Option<u32>,

@@ -115,7 +115,7 @@ pub use mode::MemoryMode;
 pub use mounts::{InUse, MountInfo, MountSpec};
 pub use names::check_reference;
 pub use progress::{Advance, Progress};
-pub use reference::absolute_reference;
+pub use reference::{absolute_reference, is_path};
 pub use sandbox::Sandbox;
 pub use sandtree_images::{ImageInfo, PulledKind, Pushed, RegistryAccess, RemovedImage, ToolEnv};
 pub use sandtree_proto::{
@@ -123,7 +123,8 @@ pub use sandtree_proto::{
 };
 pub use sandtree_store::{
     AccelChoice, Arch, Consistency, Ended, ExecDefaults, Expiry, ExpiryAction, Init, KeyLimits,
-    MountAccess, Network, PublishedPort, SaveOnStop, SaveTarget, StateKind, rename_noreplace,
+    MountAccess, Network, PublishedPort, SaveOnStop, SaveTarget, Scope, StateKind, Verified,
+    rename_noreplace,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
 pub use snapshots::{

@@ -9,6 +9,7 @@ use crate::error::Error;
 
 /// How the pages of a capture are found, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryMode {
     /// Written since the last capture, by asynchronous write protection.

@@ -47,8 +47,10 @@ const PATH_MAX: usize = 1024;
 
 /// A directory of the host to mount in a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct MountSpec {
     /// An absolute path.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub host: PathBuf,
     /// An absolute path in the guest. It is created if it does not exist.
     pub guest: String,
@@ -100,10 +102,12 @@ fn check_guest_path(path: &str) -> Result<()> {
 
 /// A mount of a sandbox, as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct MountInfo {
     /// The path in the guest.
     pub guest: String,
     /// The host's directory. `None`: none was given for it on this host.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub host: Option<PathBuf>,
     pub access: MountAccess,
     /// What is wrong with it: why the guest cannot use it now, or why it is slow.

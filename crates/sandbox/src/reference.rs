@@ -42,7 +42,8 @@ impl fmt::Display for Reference {
     }
 }
 
-fn is_path(text: &str) -> bool {
+/// Whether a reference is a path of the host.
+pub fn is_path(text: &str) -> bool {
     text.contains('/') || text.starts_with('.')
 }
 

@@ -88,9 +88,11 @@ pub fn parse_label(text: &str) -> Result<(String, String)> {
 
 /// The result of a save.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Saved {
     pub digest: String,
     pub name: Option<String>,
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub path: Option<PathBuf>,
     pub consistency: Consistency,
     pub memory: bool,

@@ -25,10 +25,12 @@ use crate::states::Replace;
 
 /// A snapshot as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SnapshotInfo {
     pub names: Vec<String>,
     pub digest: String,
     /// Its directory, if it is not in the store.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub path: Option<PathBuf>,
     /// RFC 3339, in UTC.
     pub created_at: String,
@@ -91,11 +93,14 @@ impl SnapshotList {
 
 /// All information about a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SnapshotDetails {
     pub names: Vec<String>,
     pub digest: String,
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub path: Option<PathBuf>,
     pub created_at: String,
+    #[cfg_attr(feature = "schema", schema(value_type = serde_json::Value))]
     pub manifest: SnapshotManifest,
 }
 
@@ -111,6 +116,7 @@ pub struct Exported {
 
 /// The result of an import.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Imported {
     pub digest: String,
     pub name: String,

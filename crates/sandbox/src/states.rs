@@ -60,6 +60,7 @@ pub(crate) fn of(dir: &SandboxDir) -> Result<(Vec<StateManifest>, Vec<Error>)> {
 
 /// One state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct StateInfo {
     pub id: String,
     pub tag: Option<String>,
@@ -81,6 +82,7 @@ pub struct StateInfo {
 
 /// Whether a state outlives a power loss of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
     Durable,
@@ -148,6 +150,7 @@ impl From<bool> for Replace {
 
 /// The result of a checkpoint, and its cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Checkpoint {
     pub tag: Option<String>,
     pub id: String,
@@ -163,6 +166,7 @@ pub struct Checkpoint {
 
 /// The result of going to another state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Reverted {
     pub id: String,
     pub tag: Option<String>,
@@ -176,6 +180,7 @@ pub struct Reverted {
 
 /// How a restore went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct RestoreReport {
     pub degraded: Vec<Degradation>,
     /// Hooks in the guest that failed, with their messages.
@@ -193,6 +198,7 @@ pub struct RestoreReport {
 
 /// The result of a pause.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Paused {
     /// Whether clients wait for the sandbox to continue. If not, its keeper ends, too.
     pub awaited: bool,
@@ -216,6 +222,7 @@ pub enum Forget {
 
 /// What was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Forgotten {
     pub states: Vec<String>,
     /// The bytes on the disk that were freed, because nothing else uses them.

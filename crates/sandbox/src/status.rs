@@ -78,6 +78,7 @@ impl Status {
 
 /// A sandbox's state, and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct State {
     /// `None` once the sandbox is removed.
     pub phase: Option<Phase>,

@@ -16,6 +16,7 @@ use crate::info::rfc3339;
 use crate::snapshots::SnapshotInfo;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TreeKind {
     Image,
@@ -26,6 +27,7 @@ pub enum TreeKind {
 
 /// One node of the tree. Parents come before their children.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TreeNode {
     pub kind: TreeKind,
     /// A digest, or the id of a sandbox or a state.

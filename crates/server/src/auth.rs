@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
-use sandtree::{Access, KeyInfo, is_equal};
+use sandtree::{Access, KeyInfo, Scope, is_equal};
 use sha2::{Digest, Sha256};
 
 use crate::digits;
@@ -34,6 +34,18 @@ pub fn key(access: &Access, headers: &HeaderMap) -> Result<KeyInfo> {
     access
         .key(presented)
         .ok_or_else(|| Fault::unauthorized("invalid API key"))
+}
+
+/// Refuses what the holder of a key may not do.
+pub fn need(key: &KeyInfo, scope: Scope, what: &str) -> Result<()> {
+    if key.may(scope) {
+        return Ok(());
+    }
+    let scope = scope.as_str();
+    Err(Fault::forbidden(format!(
+        "this key lacks the scope {scope}, which is needed for {what}: \
+         `sandtree key create --scope sandboxes,{scope}` makes one that has it"
+    )))
 }
 
 /// The name of a request that the holder of a key may send again.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sandtree::RegistryAccess;
 use serde::Deserialize;
 
 /// The port of E2B's own development server.
@@ -22,6 +23,8 @@ pub struct Config {
     pub templates: BTreeMap<String, String>,
     /// How long a sandbox runs, unless its creator chooses.
     pub timeout: Duration,
+    /// How registries are reached, unless a client says otherwise.
+    pub registry: RegistryAccess,
 }
 
 /// The certificate chain and the private key, as PEM.
@@ -37,6 +40,7 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     pub tls: Option<TlsFiles>,
     pub insecure: bool,
+    pub registry: RegistryAccess,
 }
 
 /// `sandtree.toml`.
@@ -80,6 +84,7 @@ impl FileConfig {
             insecure: options.insecure || self.insecure_listen,
             templates: self.templates,
             timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
+            registry: options.registry,
         };
         let is_exposed = !config.listen.ip().is_loopback();
         if is_exposed && config.tls.is_none() && !config.insecure {
@@ -105,6 +110,7 @@ mod tests {
                 listen,
                 tls: tls.cloned(),
                 insecure,
+                ..Options::default()
             };
             FileConfig::default().with(options).is_ok()
         };

@@ -7,8 +7,8 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use hyper::StatusCode;
-use sandtree::{Code, Error, ErrorKind};
+use hyper::{HeaderMap, StatusCode};
+use sandtree::{Code, Error, ErrorKind, Report};
 use serde_json::json;
 
 pub type Result<T, E = Fault> = std::result::Result<T, E>;
@@ -21,6 +21,8 @@ pub struct Fault {
     pub message: String,
     /// Whether a client may send the same request again. `None`: the status decides.
     pub retry: Option<Retry>,
+    /// The error of the library that it is, for clients that are told the whole of it.
+    pub report: Option<Box<Report>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +37,7 @@ impl Fault {
             status,
             message: message.into(),
             retry: None,
+            report: None,
         }
     }
 
@@ -44,6 +47,10 @@ impl Fault {
 
     pub fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, message)
+    }
+
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message)
     }
 
     pub fn not_found(message: impl Into<String>) -> Self {
@@ -79,6 +86,19 @@ impl Fault {
         Self::new(StatusCode::BAD_GATEWAY, "The sandbox was not found")
     }
 
+    /// Tells a client whether it may send the same request again.
+    pub fn add_retry(&self, headers: &mut HeaderMap) {
+        match self.retry {
+            Some(Retry::Never) => {
+                headers.insert("should-retry", "false".parse().expect("a plain word"));
+            }
+            Some(Retry::AfterSeconds(seconds)) => {
+                headers.insert("retry-after", seconds.into());
+            }
+            None => {}
+        }
+    }
+
     /// The name of the failure in the Connect protocol.
     pub fn rpc_code(&self) -> &'static str {
         match self.status.as_u16() {
@@ -103,16 +123,9 @@ impl IntoResponse for Fault {
         let code = self.status.as_u16();
         let body = Json(json!({ "code": code, "message": self.message }));
         let mut response = (self.status, body).into_response();
-        let headers = response.headers_mut();
-        match self.retry {
-            Some(Retry::Never) => {
-                headers.insert("should-retry", "false".parse().expect("a plain word"));
-            }
-            Some(Retry::AfterSeconds(seconds)) => {
-                headers.insert("retry-after", seconds.into());
-            }
-            None => {}
-        }
+        self.add_retry(response.headers_mut());
+        // The native API answers with the same fault in its own form.
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -135,7 +148,10 @@ impl From<Error> for Fault {
         if status.is_server_error() {
             tracing::warn!(error = %error.report().one_line(), "a request failed");
         }
-        Self::new(status, message)
+        Self {
+            report: Some(Box::new(error.report())),
+            ..Self::new(status, message)
+        }
     }
 }
 

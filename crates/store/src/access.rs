@@ -30,10 +30,42 @@ pub struct KeyRecord {
     pub created_at_unix_ms: u64,
     #[serde(default)]
     pub limits: KeyLimits,
+    /// What its holder may do. Texts, so that the scopes of a newer program stay.
+    #[serde(default = "first_scope")]
+    pub scopes: Vec<String>,
+}
+
+/// What the holder of a key may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Create, use and remove sandboxes and snapshots.
+    Sandboxes,
+    /// Name files of the host: mounts, directories for snapshots, arguments of QEMU.
+    HostFiles,
+    /// Let the host push to registries and pull from them, with the credentials of its user.
+    Registries,
+}
+
+impl Scope {
+    pub const ALL: [Scope; 3] = [Self::Sandboxes, Self::HostFiles, Self::Registries];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sandboxes => "sandboxes",
+            Self::HostFiles => "host-files",
+            Self::Registries => "registries",
+        }
+    }
+}
+
+/// The scope of a key from before scopes.
+fn first_scope() -> Vec<String> {
+    vec![Scope::Sandboxes.as_str().to_owned()]
 }
 
 /// What the holder of a key may use. `None`: as much as the host has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct KeyLimits {
     /// Sandboxes that run at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -56,6 +56,7 @@ impl fmt::Display for Arch {
 
 /// Who is process 1 once the root file system is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
     /// Our agent stays process 1.
@@ -66,6 +67,7 @@ pub enum Init {
 
 /// How a command runs when its caller says nothing else.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecDefaults {
     pub env: BTreeMap<String, String>,
     pub user: Option<String>,

@@ -52,7 +52,7 @@ mod tag;
 mod tests;
 mod warm;
 
-pub use access::{AccessRecord, KeyLimits, KeyRecord};
+pub use access::{AccessRecord, KeyLimits, KeyRecord, Scope};
 pub use artifact::{ExportSpec, Exported, Packable, PackedMember, Role};
 pub use blob::Blob;
 pub use choice::{AccelChoice, Network, PublishedPort};

@@ -23,6 +23,7 @@ pub struct MountPoint {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MountAccess {
     /// Changes of the guest are changes of the host's directory.

@@ -26,6 +26,7 @@ use crate::record::Record;
 use crate::{LayerId, MountPoint, Network, StateId, Tag};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StateKind {
     /// Asked for by the user.

@@ -37,9 +37,11 @@ pub async fn run(global: &Global, args: DiffArgs) -> Outcome {
         show_content(global, &content?);
         return Ok(ExitCode::SUCCESS);
     }
-    let found = host
-        .diff(&before, &after, DiffOptions { times: args.times })
-        .await;
+    let options = DiffOptions {
+        times: args.times,
+        ..DiffOptions::default()
+    };
+    let found = host.diff(&before, &after, options).await;
     spinner.finish_and_clear();
     let found = found?;
     if global.json {

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandtree::KeyLimits;
+use sandtree::{KeyLimits, Scope};
 use serde_json::json;
 
 use super::{Outcome, open};
@@ -24,6 +24,16 @@ pub struct CreateArgs {
     /// Name for people
     #[arg(long, default_value = "")]
     pub name: String,
+    /// What its holder may do. sandboxes: create and use sandboxes and snapshots; host-files: name
+    /// files of the host, as for mounts; registries: push and pull with the host's credentials
+    #[arg(
+        long,
+        value_name = "SCOPES",
+        value_delimiter = ',',
+        default_value = "sandboxes",
+        value_parser = scope
+    )]
+    pub scope: Vec<Scope>,
     /// Most sandboxes that run at a time
     #[arg(long, value_name = "N")]
     pub max_sandboxes: Option<u32>,
@@ -42,6 +52,11 @@ pub struct RmArgs {
     pub keys: Vec<String>,
 }
 
+fn scope(text: &str) -> Result<Scope, String> {
+    let found = Scope::ALL.into_iter().find(|scope| scope.as_str() == text);
+    found.ok_or_else(|| "use sandboxes, host-files or registries".into())
+}
+
 pub async fn run(global: &Global, what: KeyCommand) -> Outcome {
     let host = open(global).await?;
     match what {
@@ -51,7 +66,7 @@ pub async fn run(global: &Global, what: KeyCommand) -> Outcome {
                 memory_bytes: args.max_memory,
                 creates_per_minute: args.max_creates_per_minute,
             };
-            let new = host.create_key(&args.name, limits)?;
+            let new = host.create_key(&args.name, &args.scope, limits)?;
             if global.json {
                 show::json(&new);
             } else {
@@ -65,10 +80,16 @@ pub async fn run(global: &Global, what: KeyCommand) -> Outcome {
                 return Ok(ExitCode::SUCCESS);
             }
             let row = |key: &sandtree::KeyInfo| {
-                vec![key.id.clone(), key.name.clone(), key.created_at.clone()]
+                let scopes = key.scopes.join(",");
+                vec![
+                    key.id.clone(),
+                    key.name.clone(),
+                    key.created_at.clone(),
+                    scopes,
+                ]
             };
             let rows: Vec<_> = keys.iter().map(row).collect();
-            show::table(&["ID", "NAME", "CREATED"], &rows);
+            show::table(&["ID", "NAME", "CREATED", "SCOPES"], &rows);
         }
         KeyCommand::Rm(args) => {
             for key in &args.keys {

@@ -37,12 +37,20 @@ pub async fn access(args: &Access) -> Result<RegistryAccess> {
     Ok(RegistryAccess {
         username: args.username.clone(),
         password,
+        plain_http: args.plain_http,
+        ca: args.ca.clone(),
+        ..from_environment()
+    })
+}
+
+/// The credentials of the user who started us.
+pub fn from_environment() -> RegistryAccess {
+    RegistryAccess {
         docker_config: RegistryAccess::docker_config(|name| std::env::var_os(name)),
         search: super::search(),
         helper_env: std::env::vars_os().collect(),
-        plain_http: args.plain_http,
-        ca: args.ca.clone(),
-    })
+        ..RegistryAccess::default()
+    }
 }
 
 /// Reads the password. No message contains it.

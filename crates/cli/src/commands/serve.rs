@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use sandtree::{Error, Host, KeyLimits};
+use sandtree::{Error, Host, KeyLimits, Scope};
 use sandtree_server::{Bound, Config, FileConfig, Gateway, Options, TlsFiles};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Outcome, open};
+use super::{Outcome, open, registry};
 use crate::args::Global;
 use crate::failure::Failure;
 use crate::{progress, show};
@@ -61,6 +61,7 @@ fn config(args: &ServeArgs) -> Result<Config, Failure> {
         listen: args.listen,
         tls,
         insecure: args.insecure_listen,
+        registry: registry::from_environment(),
     };
     file.with(options).map_err(invalid)
 }
@@ -106,7 +107,8 @@ async fn prepare(host: &Host, config: &Config) -> Result<(), Failure> {
 fn announce(global: &Global, host: &Host, bound: &Bound) -> Result<(), Failure> {
     let address = bound.address();
     let first = if host.keys()?.is_empty() {
-        Some(host.create_key("first", KeyLimits::default())?.key)
+        let scopes = [Scope::Sandboxes];
+        Some(host.create_key("first", &scopes, KeyLimits::default())?.key)
     } else {
         None
     };

@@ -497,6 +497,7 @@ pub(crate) struct Source {
 
 /// What copies may do with the directories of the host that are mounted in their source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ForkMounts {
     /// Read them. Several guests that write to one directory disturb each other.

@@ -103,6 +103,7 @@ impl Closed {
 
 /// A detached command, as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecEntry {
     pub id: String,
     pub command: String,

@@ -12,6 +12,7 @@ use crate::host::Host;
 
 /// What a sandbox uses.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Stats {
     pub guest: Metrics,
     /// Memory of the QEMU process that is in the host's RAM.

@@ -45,7 +45,7 @@ pub(super) async fn create(
 }
 
 /// The sandbox that the same request has created before.
-fn repeated(gateway: &Gateway, client: &Client) -> Result<Option<SandboxInfo>> {
+pub(crate) fn repeated(gateway: &Gateway, client: &Client) -> Result<Option<SandboxInfo>> {
     if client.request.is_none() {
         return Ok(None);
     }

@@ -15,9 +15,11 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use hyper::StatusCode;
-use sandtree::KeyInfo;
+use sandtree::{KeyInfo, Scope};
 use serde::de::DeserializeOwned;
 use serde_json::json;
+
+pub(crate) use create::repeated;
 
 use crate::auth;
 use crate::error::{Fault, Result};
@@ -64,13 +66,18 @@ pub fn router(gateway: Gateway) -> Router {
         .with_state(gateway)
 }
 
-/// Lets only holders of a key pass, and tells handlers which key it is.
-async fn guard(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
+/// Lets only holders of a key for sandboxes pass, and tells handlers which key it is.
+pub(crate) async fn guard(
+    State(gateway): State<Gateway>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let admitted = gateway
         .host()
         .access()
         .map_err(Fault::from)
-        .and_then(|access| auth::key(&access, request.headers()));
+        .and_then(|access| auth::key(&access, request.headers()))
+        .and_then(|key| auth::need(&key, Scope::Sandboxes, "this API").map(|()| key));
     match admitted {
         Ok(key) => {
             request.extensions_mut().insert(Holder(key));
@@ -86,12 +93,12 @@ struct Holder(KeyInfo);
 
 /// Who asks, and where.
 #[derive(Debug, Clone)]
-struct Client {
-    key: KeyInfo,
+pub(crate) struct Client {
+    pub(crate) key: KeyInfo,
     /// The domain below which the client finds ports of sandboxes.
     domain: String,
     /// Names the request, for a client that may send it again.
-    request: Option<String>,
+    pub(crate) request: Option<String>,
 }
 
 impl<S: Sync> FromRequestParts<S> for Client {
@@ -139,7 +146,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 
 /// The query of a request.
 #[derive(Debug)]
-struct Asked<T>(T);
+pub(crate) struct Asked<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
     type Rejection = Fault;
@@ -154,7 +161,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
 
 /// The JSON of a request. No body at all is the empty object, as some clients send it.
 #[derive(Debug)]
-struct Body<T>(T);
+pub(crate) struct Body<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> axum::extract::FromRequest<S> for Body<T> {
     type Rejection = Fault;

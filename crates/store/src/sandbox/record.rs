@@ -71,6 +71,7 @@ pub struct SandboxRecord {
 
 /// The end of a sandbox after a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Expiry {
     /// Counts anew from each start and resume.
     pub after_ms: u64,
@@ -78,6 +79,7 @@ pub struct Expiry {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ExpiryAction {
     #[default]
@@ -130,6 +132,7 @@ impl Record for SandboxRecord {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Not yet a sandbox: if its owner dies now, it is removed.
@@ -160,6 +163,7 @@ impl fmt::Display for Phase {
 
 /// How a machine ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
     /// It was stopped by request.

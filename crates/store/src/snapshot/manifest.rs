@@ -139,6 +139,7 @@ pub struct CaptureRecord {
 
 /// What is known of the file system on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Consistency {
     /// Memory and disk are of one moment.

@@ -18,6 +18,7 @@ use crate::{Digest, Error, Progress, Silent, Store, lock, progress};
 
 /// What reading every byte found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Verified {
     /// How much was read, as it is when it is not compressed.
     pub bytes: u64,
@@ -25,10 +26,12 @@ pub struct Verified {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Damaged {
     /// Which part: "snapshot <digest>", "layer <digest>", "image <digest>", "kernel <digest>".
     pub what: String,
     /// Where it is now; nothing if it was not there.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub quarantined: Option<PathBuf>,
     pub reason: String,
 }

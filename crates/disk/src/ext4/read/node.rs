@@ -8,6 +8,7 @@ use super::Path;
 
 /// A file, directory, link or device, without its name and content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Node {
     pub kind: Kind,
     /// The size of a file or of a symbolic link's target; 0 for other kinds.
@@ -20,13 +21,16 @@ pub struct Node {
     pub modified_unix_s: i64,
     /// The target of a symbolic link.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub target: Option<Path>,
     /// The major and minor number of a device.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u32>>))]
     pub device: Option<(u32, u32)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     File,
