@@ -23,6 +23,7 @@ mod gateway;
 mod labels;
 mod listen;
 mod locked;
+mod native;
 mod plane;
 mod processes;
 mod proxy;

@@ -17,7 +17,7 @@ use crate::auth;
 use crate::envd::{self, ENVD_PORT};
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
-use crate::{control, proxy};
+use crate::{control, native, proxy};
 
 /// A port of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Place {
 
 /// All planes of a server.
 pub fn router(gateway: Gateway) -> axum::Router {
-    let control = control::router(gateway.clone());
+    let control = control::router(gateway.clone()).merge(native::router(gateway.clone()));
     control.layer(axum::middleware::from_fn_with_state(gateway, divide))
 }
 
