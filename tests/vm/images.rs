@@ -8,6 +8,7 @@ mod inits;
 mod kept;
 mod kernels;
 mod recipes;
+mod services;
 mod torture;
 
 use std::collections::BTreeSet;

@@ -121,6 +121,9 @@ fn by_code(code: Code, report: &Report) -> Option<String> {
         Code::BuildStepFailed => {
             "the steps before it are kept: the next build continues from there"
         }
+        Code::ServiceFailed => {
+            "change `start` and `ready` in the recipe of the image; `ready` may have a longer timeout"
+        }
         Code::Unacknowledged => "its agent does not answer; another state may be better",
         Code::QemuNotStarted => {
             "if --qemu-arg is given, look there first; `sandtree doctor` checks the rest"

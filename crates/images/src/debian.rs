@@ -295,8 +295,7 @@ fn defaults() -> ExecDefaults {
             .into_iter()
             .collect::<BTreeMap<_, _>>(),
         user: Some("root".to_owned()),
-        workdir: None,
-        entrypoint: Vec::new(),
         cmd: vec!["/bin/bash".to_owned()],
+        ..ExecDefaults::default()
     }
 }

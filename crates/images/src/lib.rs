@@ -70,6 +70,9 @@ pub use job::{Job, Progress, Stage};
 pub use pull::{Fetched, PulledKind, Remote, image_from_registry, look_up, pulled_name};
 pub use push::{Pushed, push};
 pub use quicksand::is_save;
-pub use recipe::{CopyFile, Kernel, KernelKind, Recipe, Run, RunStep, Size, is_path, parse_mode};
+pub use recipe::{
+    Check, CopyFile, Kernel, KernelKind, Recipe, Run, RunStep, Size, TimedCheck, is_path,
+    parse_mode,
+};
 pub use spec::{ImportSpec, KernelChoice, OwnKernel};
 pub use tool::{HostTools, ToolEnv};

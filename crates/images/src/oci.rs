@@ -145,6 +145,7 @@ fn defaults(run: &RunConfig) -> ExecDefaults {
         }),
         entrypoint: run.entrypoint.clone(),
         cmd: run.cmd.clone(),
+        ..ExecDefaults::default()
     }
 }
 

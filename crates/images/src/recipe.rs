@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sandtree_store::{ExecDefaults, Init, Network};
+use sandtree_store::{ExecDefaults, Init, Network, Ready};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, io_error};
@@ -23,6 +23,11 @@ use crate::spec::{KernelChoice, OwnKernel};
 const MIB: u64 = 1 << 20;
 const SIZE_MIN: u64 = 16 * MIB;
 const SIZE_MAX: u64 = 1 << 40;
+/// Enough for a large service under emulation.
+const READY_SECONDS: u64 = 300;
+const READY_SECONDS_MAX: u64 = 3600;
+/// Linux refuses a longer argument of a program.
+const LINE_MAX: usize = 128 << 10;
 
 /// What an image is made from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +62,10 @@ pub struct Recipe {
     pub workdir: Option<String>,
     pub entrypoint: Option<Vec<String>>,
     pub cmd: Option<Vec<String>>,
+    /// A line for `sh -c` that runs in the background from each boot on. Empty: nothing does.
+    pub start: Option<String>,
+    /// A check that each boot repeats until it succeeds. Empty: no boot waits.
+    pub ready: Option<Check>,
     pub init: Option<Init>,
     /// The size of the disk that sandboxes get.
     pub size: Option<Size>,
@@ -126,6 +135,46 @@ impl From<Run> for RunStep {
             },
             Run::Step(step) => step,
         }
+    }
+}
+
+/// A line for `sh -c`, alone or with the time that it has to succeed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Check {
+    Line(String),
+    Timed(TimedCheck),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimedCheck {
+    pub command: String,
+    /// The seconds after which a boot gives up.
+    pub timeout: u64,
+}
+
+impl Check {
+    fn command(&self) -> &str {
+        match self {
+            Self::Line(command) | Self::Timed(TimedCheck { command, .. }) => command,
+        }
+    }
+
+    fn seconds(&self) -> u64 {
+        match self {
+            Self::Line(_) => READY_SECONDS,
+            Self::Timed(timed) => timed.timeout,
+        }
+    }
+
+    fn recorded(&self) -> Option<Ready> {
+        let command = self.command().to_owned();
+        let timeout_ms = self.seconds().saturating_mul(1000);
+        (!command.is_empty()).then_some(Ready {
+            command,
+            timeout_ms,
+        })
     }
 }
 
@@ -251,6 +300,7 @@ impl Recipe {
         {
             return refused(format!("{key:?} is not the name of a variable"));
         }
+        self.check_service()?;
         if self.host_ca && self.packages.is_empty() && self.files.is_empty() && self.run.is_empty()
         {
             return refused("host_ca is for steps, and there are none".to_owned());
@@ -258,6 +308,20 @@ impl Recipe {
         let mut sizes = [self.size, self.room].into_iter().flatten();
         if !sizes.all(|size| (SIZE_MIN..=SIZE_MAX).contains(&size.0)) {
             return refused("the size of a disk is from 16M to 1T".to_owned());
+        }
+        Ok(())
+    }
+
+    fn check_service(&self) -> Result<()> {
+        let refused = |what: String| Err(Error::Recipe { what });
+        let ready = self.ready.as_ref();
+        let lines = [self.start.as_deref(), ready.map(Check::command)];
+        let is_line = |line: &str| line.len() < LINE_MAX && !line.contains('\0');
+        if !lines.into_iter().flatten().all(is_line) {
+            return refused("start and ready are lines below 128 KiB for a shell".to_owned());
+        }
+        if ready.is_some_and(|check| !(1..=READY_SECONDS_MAX).contains(&check.seconds())) {
+            return refused("the timeout of ready is from 1 to 3600 seconds".to_owned());
         }
         Ok(())
     }
@@ -277,6 +341,16 @@ impl Recipe {
                 base.cmd.clone()
             }),
             entrypoint: self.entrypoint.clone().unwrap_or(base.entrypoint.clone()),
+            start: match &self.start {
+                Some(line) => Some(line.clone()).filter(|line| !line.is_empty()),
+                None => base.start.clone(),
+            },
+            // A new service does not get the check of the old one.
+            ready: match (&self.ready, &self.start) {
+                (Some(check), _) => check.recorded(),
+                (None, Some(_)) => None,
+                (None, None) => base.ready.clone(),
+            },
         }
     }
 }
@@ -368,6 +442,11 @@ mod tests {
                 "name of a variable",
             ),
             ("from = \"a\"\nkernel = \"fast\"", "kernel"),
+            ("from = \"a\"\nstart = \"a\\u0000\"", "for a shell"),
+            (
+                "from = \"a\"\nready = { command = \"true\", timeout = 3601 }",
+                "1 to 3600",
+            ),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(why), "{text:?}: {error}");
@@ -386,6 +465,31 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(relative.contains("absolute path"), "{relative}");
+    }
+
+    #[test]
+    fn a_new_service_does_not_get_the_check_of_the_old_one() {
+        let over = |text: &str, base: &ExecDefaults| {
+            let recipe = parse(&format!("from = \"a\"\n{text}")).unwrap();
+            recipe.defaults_over(base)
+        };
+        let timed = "start = \"a\"\nready = { command = \"b\", timeout = 7 }";
+        let base = over(timed, &ExecDefaults::default());
+        let ready = |command: &str, timeout_ms| {
+            let command = command.to_owned();
+            Some(Ready {
+                command,
+                timeout_ms,
+            })
+        };
+        assert_eq!(base.start.as_deref(), Some("a"));
+        assert_eq!(base.ready, ready("b", 7000));
+        assert_eq!(over("", &base), base);
+        assert_eq!(over("ready = \"c\"", &base).ready, ready("c", 300_000));
+        let other = over("start = \"d\"", &base);
+        assert_eq!(other.start.as_deref(), Some("d"));
+        assert_eq!(other.ready, None);
+        assert!(!over("start = \"\"", &base).has_service());
     }
 
     #[test]

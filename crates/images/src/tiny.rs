@@ -179,9 +179,8 @@ fn defaults() -> ExecDefaults {
     ExecDefaults {
         env: BTreeMap::from([("PATH".to_owned(), PATH.to_owned())]),
         user: Some("root".to_owned()),
-        workdir: None,
-        entrypoint: Vec::new(),
         cmd: vec!["/bin/sh".to_owned()],
+        ..ExecDefaults::default()
     }
 }
 

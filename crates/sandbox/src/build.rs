@@ -25,7 +25,7 @@ use sandtree_store::{Digest, Image, ImageSpec, Name, Named};
 use crate::blocking::blocking;
 use crate::ca;
 use crate::error::{Error, Result, store_error};
-use crate::guest::{ExecSpec, Guest};
+use crate::guest::{ExecSpec, Guest, Tail};
 use crate::held::Held;
 use crate::host::Host;
 use crate::inner::Inner;
@@ -41,8 +41,6 @@ const MEMORY_BYTES: u64 = 1 << 30;
 const GIB: u64 = 1 << 30;
 /// The default space that steps may add.
 const ROOM_BYTES: u64 = 2 * GIB;
-/// How much of a step's output an error quotes.
-const TAIL_BYTES: usize = 4 << 10;
 /// How long a machine may take to end when a build is cancelled.
 const UNDO_DEADLINE: Duration = Duration::from_secs(10);
 const UNDO_POLL: Duration = Duration::from_millis(10);
@@ -407,6 +405,7 @@ impl Workshop {
                 None
             },
             cold: true,
+            without_start: true,
             auto_remove: true,
             ..start
         };
@@ -440,37 +439,20 @@ impl Workshop {
 
     async fn run(&self, step: &Step, spec: ExecSpec, watch: &BuildWatch) -> Result<()> {
         let mut exec = self.guest.exec(spec).await?;
-        let mut stdout = exec.stdout.take();
-        let mut stderr = exec.stderr.take();
-        let mut tail = Vec::new();
-        let mut take = |chunk: &[u8]| {
-            tail.extend_from_slice(chunk);
-            let excess = tail.len().saturating_sub(TAIL_BYTES);
-            tail.drain(..excess);
-            watch.tell(BuildEvent::Output(chunk.to_vec()));
-        };
-        let read = |source| Error::Guest {
-            operation: "read a step's output".into(),
-            source,
-        };
-        while stdout.is_some() || stderr.is_some() {
-            let (from, chunk) = tokio::select! {
-                chunk = next(&mut stdout), if stdout.is_some() => (&mut stdout, chunk),
-                chunk = next(&mut stderr), if stderr.is_some() => (&mut stderr, chunk),
-            };
-            match chunk.map_err(read)? {
-                Some(chunk) => take(&chunk),
-                None => *from = None,
-            }
-        }
-        let status = exec.wait().await?;
+        let mut tail = Tail::default();
+        let status = exec
+            .drained(|chunk| {
+                tail.add(chunk);
+                watch.tell(BuildEvent::Output(chunk.to_vec()));
+            })
+            .await?;
         if status.success() {
             return Ok(());
         }
         Err(Error::BuildStep {
             step: step.to_string(),
             status: status.to_string(),
-            output: String::from_utf8_lossy(&tail).trim_end().to_owned(),
+            output: tail.text(),
         })
     }
 
@@ -491,14 +473,5 @@ impl Workshop {
 
     async fn close(self) -> Result<()> {
         self.sandbox.sandbox().remove().await
-    }
-}
-
-async fn next(
-    stream: &mut Option<crate::link::Output>,
-) -> Result<Option<bytes::Bytes>, crate::link::LinkError> {
-    match stream {
-        Some(stream) => stream.next().await,
-        None => Ok(None),
     }
 }

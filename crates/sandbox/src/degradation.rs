@@ -99,6 +99,9 @@ degradations! {
     /// The image's init had not started everything within the boot timeout.
     StillStarting = "still_starting" {}
         "its init had not finished starting in time";
+    /// The sandbox started, and the service of its image did not.
+    ServiceNotReady = "service_not_ready" { reason: String }
+        "the service of its image is not ready: {reason}";
     /// The booted state of the image did not load, and was removed.
     WarmImageUnusable = "warm_image_unusable" { reason: String }
         "the booted state of its image did not load: {reason}";

@@ -1,6 +1,6 @@
 //! How images are made: recipes, imports, kernels, progress and errors.
 
 pub use sandtree_images::{
-    CopyFile, Error, ImportSpec, Kernel, KernelChoice, KernelKind, OwnKernel, Progress, Recipe,
-    Run, RunStep, Size, Stage, initramfs, is_built_in,
+    Check, CopyFile, Error, ImportSpec, Kernel, KernelChoice, KernelKind, OwnKernel, Progress,
+    Recipe, Run, RunStep, Size, Stage, TimedCheck, initramfs, is_built_in,
 };

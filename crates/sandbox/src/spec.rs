@@ -71,6 +71,9 @@ pub struct SandboxSpec {
     pub auto_remove: bool,
     /// Boots, even if a warm state or a snapshot's memory exists.
     pub cold: bool,
+    /// Boots, and neither starts the service of the image nor waits for it.
+    #[serde(default)]
+    pub without_start: bool,
     /// Where memory layers are kept. `None`: in the store.
     pub memory_dir: Option<PathBuf>,
     /// The best mode of capturing memory that may be used. `None`: the best of this host.
@@ -124,6 +127,7 @@ impl SandboxSpec {
             boot_timeout: None,
             auto_remove: false,
             cold: false,
+            without_start: false,
             memory_dir: None,
             memory_mode: None,
             auto_checkpoint: None,

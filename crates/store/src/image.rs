@@ -76,6 +76,28 @@ pub struct ExecDefaults {
     /// What `cmd`, or what is given instead of it, are the arguments of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entrypoint: Vec<String>,
+    /// A line for `sh -c` that runs in the background from each boot on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<String>,
+    /// What a boot waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<Ready>,
+}
+
+impl ExecDefaults {
+    /// Whether each boot starts something, or waits for something.
+    pub fn has_service(&self) -> bool {
+        self.start.is_some() || self.ready.is_some()
+    }
+}
+
+/// A check that is repeated until it succeeds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// A line for `sh -c`. It succeeds with exit code 0.
+    pub command: String,
+    /// How long a boot waits for that.
+    pub timeout_ms: u64,
 }
 
 /// What its maker says about an image; the store adds the digests.
@@ -128,9 +150,11 @@ impl ImageRecord {
         }
     }
 
-    /// Schema 1 has neither an entrypoint nor a size of the disk.
+    /// Schema 1 has neither an entrypoint nor a size of the disk, and schema 2 has no service.
     fn least_schema(&self) -> u64 {
-        if self.disk_bytes.is_some() || !self.defaults.entrypoint.is_empty() {
+        if self.defaults.has_service() {
+            3
+        } else if self.disk_bytes.is_some() || !self.defaults.entrypoint.is_empty() {
             2
         } else {
             1
@@ -149,7 +173,7 @@ impl ImageRecord {
 }
 
 impl Record for ImageRecord {
-    const SCHEMA: u64 = 2;
+    const SCHEMA: u64 = 3;
 
     fn has_least_schema(&self) -> bool {
         self.schema == self.least_schema()

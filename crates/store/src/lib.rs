@@ -64,7 +64,7 @@ pub use head::Head;
 pub use id::{BatchId, Digest, LayerId, ParseIdError, SandboxId, StateId};
 pub use image::{
     Arch, ExecDefaults, Image, ImageRecord, ImageSpec, ImageSummary, Init, KernelBundle,
-    KernelFormat, KernelRecord, KernelSpec, ModuleRecord, NamedImage,
+    KernelFormat, KernelRecord, KernelSpec, ModuleRecord, NamedImage, Ready,
 };
 pub use index::{Listing, Reindexed, SnapshotSummary};
 pub use mount::{HostDirectories, HostDirectory, MountAccess, MountPoint};

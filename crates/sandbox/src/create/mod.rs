@@ -47,7 +47,7 @@ use crate::progress::Progress;
 use crate::reference::Reference;
 use crate::spec::{SandboxSpec, check_settings};
 use crate::start::kept::is_about_the_state;
-use crate::start::{self, boot_head, check_resources, connected, running_state};
+use crate::start::{self, Service, boot_head, check_resources, connected, running_state};
 use crate::unfinished::Unfinished;
 use crate::{ca, fold};
 
@@ -131,7 +131,7 @@ async fn from_image(
         batch,
         ..record(spec, settings, Base::image(spec, &image)?, &ports)?
     };
-    let (unfinished, running) = if spec.cold {
+    let (unfinished, running) = if spec.cold || spec.without_start {
         booted(host, record, Booting::as_asked(spec)).await?
     } else {
         warm_or_booted(host, record, &image, Booting::as_asked(spec)).await?
@@ -264,6 +264,7 @@ async fn resume_snapshot(
 #[derive(Debug, Clone, Copy)]
 struct Booting {
     from: start::From,
+    service: Service,
     timeout: Option<Duration>,
 }
 
@@ -276,6 +277,11 @@ impl Booting {
             } else {
                 start::From::KernelState
             },
+            service: if spec.without_start {
+                Service::Left
+            } else {
+                Service::Required
+            },
             timeout: spec.boot_timeout,
         }
     }
@@ -286,6 +292,7 @@ async fn boot(host: &Arc<Inner>, unfinished: &Unfinished, booting: Booting) -> R
     let head = start::Head {
         identity: identity::identity(unfinished.dir().record()),
         from: booting.from,
+        service: booting.service,
         timeout: booting.timeout,
     };
     boot_head(host, unfinished.owned(), head).await
@@ -622,6 +629,7 @@ impl Copy {
             None => {
                 let booting = Booting {
                     from: start::From::KernelState,
+                    service: Service::Required,
                     timeout: None,
                 };
                 boot(&host, &unfinished, booting).await?

@@ -1,10 +1,10 @@
 //! Warm images: the captured state of an image just after boot, from which sandboxes of the same
 //! shape begin.
 //!
-//! Always: a warm state has no identity. It is captured before the guest has a name, and every
-//! sandbox made from it gets its own randomness, time, name and machine id before it counts as
-//! created. When it fails: the sandbox boots instead, and a note reports the reason. A warm state
-//! that does not load is removed, and made again.
+//! Always: a warm state has no identity. It continues with the service of its image, ready. It is
+//! captured before the guest has a name, and every sandbox made from it gets its own randomness,
+//! time, name and machine id before it counts as created. When it fails: the sandbox boots instead,
+//! and a note reports the reason. A warm state that does not load is removed, and made again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -203,6 +203,7 @@ pub(crate) async fn make(
     let head = start::Head {
         identity: identity::without_sandbox(like),
         from: start::From::KernelState,
+        service: start::Service::Required,
         timeout,
     };
     let mut running = start::boot_head(host, maker.owned(), head).await?;

@@ -279,6 +279,7 @@ impl Driver {
         };
         let mut running = start::boot(host, owned, start::From::KernelState, boot).await?;
         mount_all(owned, &mut running).await?;
+        start::service(host, owned, &mut running).await?;
         let times = RestoreTimes {
             running: began.elapsed(),
             acknowledged: began.elapsed(),

@@ -191,6 +191,7 @@ codes! {
         MountServer = "mount_server",
         BootFailed = "boot_failed",
         BuildStepFailed = "build_step_failed",
+        ServiceFailed = "service_failed",
         CommandNotFound = "command_not_found",
         CommandNotStarted = "command_not_started",
         Unacknowledged = "unacknowledged",

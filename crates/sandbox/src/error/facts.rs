@@ -53,6 +53,8 @@ facts! { Error:
     Self::Port { address, source } => code!(PortUnavailable, address, errno: source.raw_os_error()),
     Self::Boot { after, console } => code!(BootTimeout, after_ms: ms(*after), console),
     Self::BootEnded { reason, console } => code!(BootFailed, reason, console),
+    Self::Service { command, what, output } =>
+        code!(ServiceFailed, command, reason: what, output),
     Self::DamagedDisk { name, what } => code!(DamagedDisk, sandbox: name, what),
     Self::NotStarted { command, failure } if failure.errno == ENOENT =>
         code!(CommandNotFound, command),

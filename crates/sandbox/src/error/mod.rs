@@ -99,6 +99,15 @@ pub enum Error {
     Boot { after: Duration, console: String },
     #[error("the guest ended while it started: {reason}; its console ends with:\n{console}")]
     BootEnded { reason: String, console: String },
+    #[error(
+        "{command:?}, which the image runs at each boot, {what}{}",
+        said(output)
+    )]
+    Service {
+        command: String,
+        what: String,
+        output: String,
+    },
     #[error("the disk of sandbox {name} is damaged: {what}")]
     DamagedDisk { name: String, what: String },
     #[error("cannot start {command}")]

@@ -166,6 +166,11 @@ fn own_errors() -> Vec<Error> {
             reason: text(),
             console: text(),
         },
+        Error::Service {
+            command: text(),
+            what: text(),
+            output: text(),
+        },
         Error::DamagedDisk {
             name: text(),
             what: text(),

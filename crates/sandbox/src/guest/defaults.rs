@@ -21,18 +21,28 @@ pub(crate) struct Defaults {
 impl Defaults {
     pub fn of(host: &Inner, record: &SandboxRecord) -> Result<Self> {
         let image = image_of(host, record)?;
+        let mut defaults = Self::of_image(&image.record);
+        let additions = record.env.iter();
+        defaults
+            .env
+            .extend(additions.map(|(key, value)| (key.into(), value.into())));
+        Ok(defaults)
+    }
+
+    /// Those of a command that belongs to an image, and to no sandbox.
+    pub fn of_image(record: &ImageRecord) -> Self {
         let ImageRecord {
             schema, defaults, ..
-        } = &image.record;
-        let env = defaults.env.iter().chain(&record.env);
+        } = record;
         // Schema 1 recorded user and workdir, but no version applied them; they stay ignored.
         let followed =
             |said: &Option<String>| said.clone().filter(|text| *schema > 1 && !text.is_empty());
-        Ok(Self {
+        let env = defaults.env.iter();
+        Self {
             env: env.map(|(key, value)| (key.into(), value.into())).collect(),
             user: followed(&defaults.user),
             workdir: followed(&defaults.workdir).map(OsString::from),
-        })
+        }
     }
 
     /// The caller's settings override the defaults.

@@ -341,6 +341,44 @@ impl Exec {
     }
 }
 
+impl Exec {
+    /// Reads both streams to their ends, in the order in which their pieces arrive, and waits for
+    /// the end of the command.
+    pub(crate) async fn drained(&mut self, mut take: impl FnMut(&[u8])) -> Result<ExitStatus> {
+        let mut stdout = self.stdout.take();
+        let mut stderr = self.stderr.take();
+        while stdout.is_some() || stderr.is_some() {
+            let (from, chunk) = tokio::select! {
+                chunk = next_of(&mut stdout), if stdout.is_some() => (&mut stdout, chunk),
+                chunk = next_of(&mut stderr), if stderr.is_some() => (&mut stderr, chunk),
+            };
+            match chunk? {
+                Some(chunk) => take(&chunk),
+                None => *from = None,
+            }
+        }
+        self.wait().await
+    }
+}
+
+/// The end of a command's output, for the error that quotes it.
+#[derive(Debug, Default)]
+pub(crate) struct Tail(Vec<u8>);
+
+impl Tail {
+    const BYTES: usize = 4 << 10;
+
+    pub fn add(&mut self, chunk: &[u8]) {
+        self.0.extend_from_slice(chunk);
+        let excess = self.0.len().saturating_sub(Self::BYTES);
+        self.0.drain(..excess);
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0).trim_end().to_owned()
+    }
+}
+
 impl ExecHandle {
     /// Waits for the command's end. Output that was not read yet can still be read.
     pub async fn wait(&mut self) -> Result<ExitStatus> {
@@ -390,6 +428,13 @@ async fn read_all(stream: Option<link::Output>, limit: usize) -> Result<Vec<u8>>
         all.extend_from_slice(&chunk);
     }
     Ok(all)
+}
+
+async fn next_of(stream: &mut Option<link::Output>) -> Result<Option<Bytes>> {
+    match stream {
+        Some(stream) => next(stream).await,
+        None => Ok(None),
+    }
 }
 
 async fn next(stream: &mut link::Output) -> Result<Option<Bytes>> {

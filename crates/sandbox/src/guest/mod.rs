@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use defaults::{Defaults, has_entrypoint, main_command};
+pub(crate) use exec::Tail;
 pub use exec::{Exec, ExecHandle, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
 pub use files::{FileOwner, Files, Transfer};
 pub use forward::{Forward, Tunnel};

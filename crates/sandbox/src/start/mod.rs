@@ -2,12 +2,13 @@
 
 pub(crate) mod kept;
 pub(crate) mod kernel;
+mod service;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_proto::Identity;
-use sandtree_store::{Init, Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
+use sandtree_store::{Image, Init, Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
 
 use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
@@ -20,6 +21,8 @@ use crate::machine::running::{self, Running};
 use crate::machine::{self, identity};
 use crate::moment::{boot_id, now_unix_ms};
 use crate::{fold, memory, place};
+
+pub(crate) use self::service::Service;
 
 /// What a boot begins from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +49,7 @@ pub(crate) async fn boot(
 pub(crate) struct Head {
     pub identity: Identity,
     pub from: From,
+    pub service: Service,
     /// How long the boot may take; `None` for the default.
     pub timeout: Option<Duration>,
 }
@@ -55,6 +59,7 @@ pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> R
     let Head {
         identity,
         from,
+        service,
         timeout,
     } = head;
     let disk = fold::head(owned).await?;
@@ -64,10 +69,7 @@ pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> R
         timeout,
     };
     let mut running = boot(host, owned, from, asked).await?;
-    let image = host
-        .store
-        .image_by_digest(&owned.record().image_digest)
-        .map_err(store_error("read an image"))?;
+    let image = image_of(host, owned)?;
     if image.record.init == Init::Image {
         // The next client finds services that have started.
         let settled = running.guest.settle();
@@ -80,7 +82,20 @@ pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> R
         }
     }
     mount_all(owned, &mut running).await?;
+    service::start(&image.record, &mut running, service).await?;
     Ok(running)
+}
+
+/// Starts the service of a sandbox's image after a boot in which nothing else was started.
+pub(crate) async fn service(host: &Inner, owned: &Owned, running: &mut Running) -> Result<()> {
+    let image = image_of(host, owned)?;
+    service::start(&image.record, running, Service::Noted).await
+}
+
+fn image_of(host: &Inner, owned: &Owned) -> Result<Image> {
+    host.store
+        .image_by_digest(&owned.record().image_digest)
+        .map_err(store_error("read an image"))
 }
 
 /// The state of a sandbox after a boot that was not finished: it may have written to the disk.
@@ -119,6 +134,7 @@ pub(crate) async fn reboot(
     let head = Head {
         identity: identity::identity(owned.record()),
         from: From::KernelState,
+        service: Service::Noted,
         timeout: boot_timeout,
     };
     let running = boot_head(host, owned, head).await?;

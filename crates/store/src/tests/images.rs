@@ -32,7 +32,7 @@ fn golden_spec() -> ImageSpec {
             user: Some("root".to_owned()),
             workdir: None,
             cmd: vec!["/bin/sh".to_owned()],
-            entrypoint: Vec::new(),
+            ..ExecDefaults::default()
         },
         disk_bytes: None,
     }
@@ -120,12 +120,28 @@ fn one_content_has_one_schema_and_no_unknown_fields() {
             "{refused}"
         );
     }
-    let later = GOLDEN_IMAGE.replace("\"schema\":1", "\"schema\":3");
+    let serving = GOLDEN_IMAGE.replace(
+        "\"user\"",
+        "\"ready\":{\"command\":\"true\",\"timeout_ms\":1000},\"start\":\"a &\",\"user\"",
+    );
+    let schema = |number: u64| format!("\"schema\":{number}");
+    let served = read_image(&store, &serving.replace(&schema(1), &schema(3))).unwrap();
+    assert_eq!(served.record.defaults.start.as_deref(), Some("a &"));
+    for refused in [
+        serving.replace(&schema(1), &schema(2)),
+        sized.replace(&schema(2), &schema(3)),
+    ] {
+        assert!(
+            matches!(read_image(&store, &refused), Err(Error::Corrupt { .. })),
+            "{refused}"
+        );
+    }
+    let later = GOLDEN_IMAGE.replace("\"schema\":1", "\"schema\":4");
     assert!(matches!(
         read_image(&store, &later),
         Err(Error::NewerSchema {
-            found: 3,
-            known: 2,
+            found: 4,
+            known: 3,
             ..
         })
     ));

@@ -143,6 +143,9 @@ async fn inspect(global: &Global, reference: &str) -> Outcome {
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
+    let ready = defaults.ready.as_ref().map_or(String::new(), |ready| {
+        format!("{}, within {} s", ready.command, ready.timeout_ms / 1000)
+    });
     show::fields(&[
         ("names", names(&image)),
         ("digest", image.digest.clone()),
@@ -163,6 +166,8 @@ async fn inspect(global: &Global, reference: &str) -> Outcome {
         ("env", or_dash(env.join(" "))),
         ("entrypoint", words(&defaults.entrypoint)),
         ("command", words(&defaults.cmd)),
+        ("start", text(&defaults.start)),
+        ("ready", or_dash(ready)),
         ("warm", warm_states(&image)),
         ("used by", or_dash(users(&image).join(", "))),
         ("cannot be used", text(&image.unreadable)),
