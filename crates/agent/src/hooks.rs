@@ -11,10 +11,10 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use rustix::process::{Pid, WaitStatus};
 use sandtree_proto::{ExecStart, HookFailure, Rebirth};
 
 use crate::cgroup::Family;
+use crate::exec::spawn::null;
 use crate::failure::{cut, reason};
 use crate::workers::{Bell, Finished, Start};
 
@@ -139,7 +140,7 @@ impl Hooks {
         verdict(ended?)
     }
 
-    fn start(&self, start: ExecStart, streams: [Stdio; 3]) -> Result<(Pid, Family), String> {
+    fn start(&self, start: ExecStart, streams: [OwnedFd; 3]) -> Result<(Pid, Family), String> {
         let (started, answer) = mpsc::channel();
         self.to_loop.ring(Finished::Start(Start {
             start,
@@ -210,7 +211,7 @@ fn start(path: &Path, rebirth: &Rebirth) -> ExecStart {
 }
 
 /// No input, and the console as output, or no output without a console.
-fn streams(console: Option<&str>) -> io::Result<[Stdio; 3]> {
+fn streams(console: Option<&str>) -> io::Result<[OwnedFd; 3]> {
     let open = |path| {
         fs::File::options()
             .write(true)
@@ -219,8 +220,8 @@ fn streams(console: Option<&str>) -> io::Result<[Stdio; 3]> {
             .ok()
     };
     Ok(match console.and_then(open) {
-        Some(console) => [Stdio::null(), console.try_clone()?.into(), console.into()],
-        None => [Stdio::null(), Stdio::null(), Stdio::null()],
+        Some(console) => [null()?, console.try_clone()?.into(), console.into()],
+        None => [null()?, null()?, null()?],
     })
 }
 

@@ -119,6 +119,37 @@ pub fn fork() -> io::Result<Forked> {
     }
 }
 
+/// The stack of a child until it executes a program. It needs a few kilobytes.
+const CHILD_STACK_BYTES: usize = 64 << 10;
+/// What a child that could not execute its program ends with; nobody reads it.
+const NOT_EXECUTED: libc::c_int = 127;
+
+/// Starts a process that shares this one's memory until it executes a program; this thread waits
+/// until then. So no page table is copied, and no page when one of the two writes to it. If `child`
+/// returns, its process ends.
+///
+/// `child` must make system calls only, on values made before. Other threads run meanwhile, so it
+/// must not allocate. All signals are blocked, so that no handler runs in it.
+pub fn spawn_sharing(mut child: &mut dyn FnMut()) -> io::Result<Pid> {
+    extern "C" fn begin(argument: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: the argument is the reference below, which lives until the parent continues.
+        let child = unsafe { &mut *argument.cast::<&mut dyn FnMut()>() };
+        child();
+        NOT_EXECUTED
+    }
+    let mut stack = Vec::<u8>::with_capacity(CHILD_STACK_BYTES);
+    let argument = (&raw mut child).cast();
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the stack grows down from its aligned end inside the allocation. Stack and argument
+    // outlive the child's use of them, because CLONE_VFORK returns only after that.
+    let pid = check(unsafe {
+        let end = stack.as_mut_ptr().add(stack.capacity());
+        let top = end.sub(end.addr() % 16);
+        libc::clone(begin, top.cast(), flags, argument)
+    })?;
+    Ok(Pid::from_raw(pid).expect("a child's number is not zero"))
+}
+
 const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;

@@ -2,7 +2,6 @@
 //! to pipes, and report to the loop when they are done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -39,7 +38,7 @@ pub enum Finished {
 #[derive(Debug)]
 pub struct Start {
     pub start: ExecStart,
-    pub streams: [Stdio; 3],
+    pub streams: [OwnedFd; 3],
     pub started: Sender<Result<(Pid, Family), Failure>>,
 }
 

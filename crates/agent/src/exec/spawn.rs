@@ -3,18 +3,15 @@
 //! When it fails: no process is left, the cgroup is removed, and the failure names the step that
 //! was refused.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Resource, Rlimit};
+use rustix::process::{Pid, Resource, Rlimit, WaitOptions};
 use sandtree_proto::{ExecStart, Failure};
 
 use super::Exec;
@@ -64,7 +61,7 @@ pub fn spawn(defaults: &Defaults, start: &ExecStart) -> Result<Spawned, Failure>
 pub fn spawn_on(
     defaults: &Defaults,
     start: &ExecStart,
-    child: [Stdio; 3],
+    child: [OwnedFd; 3],
 ) -> Result<(Pid, Family), Failure> {
     launch(defaults, start, &account(&start.user)?, child)
 }
@@ -73,7 +70,7 @@ fn launch(
     defaults: &Defaults,
     start: &ExecStart,
     account: &Account,
-    child: [Stdio; 3],
+    child: [OwnedFd; 3],
 ) -> Result<(Pid, Family), Failure> {
     let cgroup = defaults
         .cgroups
@@ -103,7 +100,7 @@ fn account(user: &str) -> Result<Account, Failure> {
 }
 
 struct Streams {
-    child: Option<[Stdio; 3]>,
+    child: Option<[OwnedFd; 3]>,
     input: Option<(OwnedFd, AtEnd)>,
     out: OwnedFd,
     err: Option<OwnedFd>,
@@ -115,11 +112,7 @@ fn streams(start: &ExecStart, account: &Account) -> io::Result<Streams> {
         Some(size) => {
             let (master, slave) = terminal::open(size)?;
             hand_over(&slave, account)?;
-            let child = [
-                slave.try_clone()?.into(),
-                slave.try_clone()?.into(),
-                slave.into(),
-            ];
+            let child = [slave.try_clone()?, slave.try_clone()?, slave];
             let input = (master.try_clone()?, AtEnd::TypeEof);
             Ok(Streams {
                 child: Some(child),
@@ -135,7 +128,8 @@ fn streams(start: &ExecStart, account: &Account) -> io::Result<Streams> {
 
 /// The owner of a stream can open it again by a name such as `/dev/stderr`.
 fn hand_over(stream: &OwnedFd, account: &Account) -> rustix::io::Result<()> {
-    if !rustix::process::geteuid().is_root() {
+    let is_ours = account.uid == 0;
+    if is_ours || !rustix::process::geteuid().is_root() {
         return Ok(());
     }
     rustix::fs::fchown(stream, Some(Uid::from_raw(account.uid)), None)
@@ -151,13 +145,13 @@ fn pipes(stdin: bool, account: &Account) -> io::Result<Streams> {
         let (child, input) = pipe()?;
         hand_over(&child, account)?;
         rustix::io::ioctl_fionbio(&input, true)?;
-        (Stdio::from(child), Some((input, AtEnd::Close)))
+        (child, Some((input, AtEnd::Close)))
     } else {
-        (Stdio::null(), None)
+        (null()?, None)
     };
     rustix::io::ioctl_fionbio(&out, true)?;
     rustix::io::ioctl_fionbio(&err, true)?;
-    let child = [child_in, out_child.into(), err_child.into()];
+    let child = [child_in, out_child, err_child];
     Ok(Streams {
         child: Some(child),
         input,
@@ -176,19 +170,32 @@ pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     }
 }
 
-/// The step of the child that was refused, sent to the parent as one byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Step {
-    Cgroup = b'g',
-    Session = b's',
-    Limits = b'l',
-    User = b'u',
-    Directory = b'd',
-    Execute = b'x',
+/// The file that is always empty and takes everything.
+pub fn null() -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(c"/dev/null", flags, Mode::empty())?)
 }
 
-/// Everything that the child needs, made before the fork: the child must not allocate.
+/// A step of the child that can be refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Streams,
+    Cgroup,
+    Session,
+    Limits,
+    User,
+    Directory,
+    Execute,
+}
+
+/// What a child could not do.
+#[derive(Debug)]
+struct Refused {
+    step: Step,
+    errno: Errno,
+}
+
+/// Everything that the child needs, made before it starts: the child must not allocate.
 struct Launch {
     programs: Vec<CString>,
     argv: Vec<CString>,
@@ -243,47 +250,52 @@ impl Launch {
         })
     }
 
-    #[allow(unsafe_code, reason = "pre_exec runs between fork and exec")]
-    fn run(self, [stdin, stdout, stderr]: [Stdio; 3]) -> Result<Pid, Failure> {
-        let name = String::from_utf8_lossy(self.argv[0].as_bytes()).into_owned();
-        let dir = String::from_utf8_lossy(self.dirs[0].as_bytes()).into_owned();
-        let (step_reader, step_writer) =
-            pipe_with(PipeFlags::CLOEXEC).or_failure(|| "cannot make a pipe".into())?;
-        let mut command = Command::new(OsStr::from_bytes(self.programs[0].as_bytes()));
-        command.stdin(stdin).stdout(stdout).stderr(stderr);
-        let argv = Pointers(pointers(&self.argv));
-        let env = Pointers(pointers(&self.env));
-        // SAFETY: the closure makes system calls only, on values made before the fork.
-        unsafe {
-            command.pre_exec(move || {
-                let (step, error) = self.become_command(&argv, &env);
-                // std passes the error itself to the parent. If this byte is lost, the failure does
-                // not name the step.
-                tolerate(rustix::io::write(&step_writer, &[step as u8]));
-                Err(error)
-            });
+    fn run(self, streams: [OwnedFd; 3]) -> Result<Pid, Failure> {
+        let mut above = Vec::with_capacity(streams.len());
+        for stream in streams {
+            above.push(above_standard(stream).or_failure(|| "cannot copy a stream".into())?);
         }
-        let spawned = command.spawn();
-        drop(command);
-        match spawned {
-            Ok(child) => Ok(Pid::from_raw(child.id() as i32).expect("a child's pid is not zero")),
-            Err(error) => Err(refused(&step_reader, &error, &name, &dir)),
-        }
+        let argv = pointers(&self.argv);
+        let env = pointers(&self.env);
+        let mut refused = None;
+        let spawned = sys::spawn_sharing(&mut || {
+            refused = Some(self.become_command(&above, &argv, &env));
+        });
+        let pid = spawned.or_failure(|| "cannot make a process".into())?;
+        let Some(refused) = refused else {
+            return Ok(pid);
+        };
+        // It has ended, and only this loop reaps.
+        tolerate(rustix::process::waitpid(Some(pid), WaitOptions::empty()));
+        Err(self.failure(&refused))
     }
 
     /// Runs in the child. Returns only if a step was refused.
-    fn become_command(&self, argv: &Pointers, env: &Pointers) -> (Step, io::Error) {
-        match self.prepare() {
-            Err((step, error)) => (step, error.into()),
-            Ok(()) => match sys::clean_signals() {
-                Err(error) => (Step::Limits, error),
-                Ok(()) => (Step::Execute, self.execute(argv, env)),
+    fn become_command(&self, streams: &[OwnedFd], argv: &Pointers, env: &Pointers) -> Refused {
+        let prepared = self.prepare(streams).and_then(|()| {
+            let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+            sys::clean_signals().map_err(|error| Refused {
+                step: Step::Limits,
+                errno: errno(error),
+            })
+        });
+        match prepared {
+            Err(refused) => refused,
+            Ok(()) => Refused {
+                step: Step::Execute,
+                errno: self.execute(argv, env),
             },
         }
     }
 
-    fn prepare(&self) -> Result<(), (Step, Errno)> {
-        let at = |step| move |error| (step, error);
+    fn prepare(&self, streams: &[OwnedFd]) -> Result<(), Refused> {
+        let at = |step| move |errno| Refused { step, errno };
+        let [stdin, stdout, stderr] = streams else {
+            return Err(at(Step::Streams)(Errno::BADF));
+        };
+        rustix::stdio::dup2_stdin(stdin).map_err(at(Step::Streams))?;
+        rustix::stdio::dup2_stdout(stdout).map_err(at(Step::Streams))?;
+        rustix::stdio::dup2_stderr(stderr).map_err(at(Step::Streams))?;
         if let Some(procs) = &self.procs {
             rustix::io::write(procs, b"0").map_err(at(Step::Cgroup))?;
         }
@@ -316,33 +328,62 @@ impl Launch {
     /// Tries each directory of PATH as `execvp` does, but never runs a file that is no program in a
     /// shell.
     #[allow(unsafe_code, reason = "execve takes raw pointer arrays")]
-    fn execute(&self, argv: &Pointers, env: &Pointers) -> io::Error {
+    fn execute(&self, argv: &Pointers, env: &Pointers) -> Errno {
         let mut denied = None;
         for program in &self.programs {
             // SAFETY: the arrays end in null and point into strings that `self` owns.
-            unsafe { libc::execve(program.as_ptr(), argv.0.as_ptr(), env.0.as_ptr()) };
+            unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
             let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::ENOENT | libc::ENOTDIR) => {}
-                Some(libc::EACCES) => denied = Some(error),
-                _ => return error,
+            match Errno::from_io_error(&error).unwrap_or(Errno::INVAL) {
+                Errno::NOENT | Errno::NOTDIR => {}
+                Errno::ACCESS => denied = Some(Errno::ACCESS),
+                errno => return errno,
             }
         }
-        denied.unwrap_or_else(|| Errno::NOENT.into())
+        denied.unwrap_or(Errno::NOENT)
+    }
+
+    fn failure(&self, refused: &Refused) -> Failure {
+        let text = |bytes: &CString| String::from_utf8_lossy(bytes.as_bytes()).into_owned();
+        let name = text(&self.argv[0]);
+        let Refused { step, errno } = *refused;
+        let why = reason(&errno.into());
+        let message = match step {
+            Step::Execute if errno == Errno::NOENT => format!("{name}: not found"),
+            Step::Execute => format!("{name}: {why}"),
+            Step::Directory => {
+                let dir = text(&self.dirs[0]);
+                format!("cannot change to directory {dir}: {why}")
+            }
+            Step::User => format!("cannot become the user: {why}"),
+            Step::Streams => format!("cannot connect the streams of {name}: {why}"),
+            Step::Cgroup => format!("cannot enter the cgroup of {name}: {why}"),
+            Step::Session => format!("cannot make a session for {name}: {why}"),
+            Step::Limits => format!("cannot set the limits of {name}: {why}"),
+        };
+        // ENOENT means a missing command, so any other missing file gets another number.
+        let errno = match (errno, step) {
+            (Errno::NOENT, Step::Execute) => errno,
+            (Errno::NOENT, _) => Errno::INVAL,
+            _ => errno,
+        };
+        numbered(errno.raw_os_error(), message)
     }
 }
 
+/// The same stream, under a number that the child does not replace.
+fn above_standard(stream: OwnedFd) -> io::Result<OwnedFd> {
+    if stream.as_raw_fd() > libc::STDERR_FILENO {
+        return Ok(stream);
+    }
+    let least = libc::STDERR_FILENO + 1;
+    Ok(rustix::io::fcntl_dupfd_cloexec(&stream, least)?)
+}
+
 /// A null-terminated array for `execve`.
-struct Pointers(Vec<*const libc::c_char>);
+type Pointers = Vec<*const libc::c_char>;
 
-#[allow(unsafe_code, reason = "raw pointers are not Send by themselves")]
-// SAFETY: the strings pointed to are owned by the closure that owns this, and nothing changes them.
-unsafe impl Send for Pointers {}
-#[allow(unsafe_code, reason = "raw pointers are not Sync by themselves")]
-// SAFETY: as above; the array is only read.
-unsafe impl Sync for Pointers {}
-
-fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+fn pointers(strings: &[CString]) -> Pointers {
     strings
         .iter()
         .map(|string| string.as_ptr())
@@ -361,33 +402,6 @@ fn unprotect_from_oom() -> Result<(), Errno> {
         Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error),
     }
-}
-
-fn refused(step_reader: &OwnedFd, error: &io::Error, name: &str, dir: &str) -> Failure {
-    let mut step = [0];
-    let count = rustix::io::ioctl_fionread(step_reader).unwrap_or(0);
-    let read = if count > 0 {
-        rustix::io::read(step_reader.as_fd(), &mut step).unwrap_or(0)
-    } else {
-        0
-    };
-    let why = reason(error);
-    let message = match step[0] {
-        _ if read == 0 => format!("cannot start {name}: {why}"),
-        b if b == Step::Execute as u8 && error.raw_os_error() == Some(libc::ENOENT) => {
-            format!("{name}: not found")
-        }
-        b if b == Step::Execute as u8 => format!("{name}: {why}"),
-        b if b == Step::Directory as u8 => format!("cannot change to directory {dir}: {why}"),
-        b if b == Step::User as u8 => format!("cannot become the user: {why}"),
-        other => format!("cannot prepare {name} ({}): {why}", other as char),
-    };
-    // ENOENT means a missing command, so any other missing file gets another number.
-    let errno = match error.raw_os_error() {
-        Some(libc::ENOENT) if step[0] != Step::Execute as u8 => libc::EINVAL,
-        errno => errno.unwrap_or(0),
-    };
-    numbered(errno, message)
 }
 
 type Variables = Vec<(Vec<u8>, Vec<u8>)>;
