@@ -93,6 +93,7 @@ impl ExecDefaults {
 
 /// A check that is repeated until it succeeds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Ready {
     /// A line for `sh -c`. It succeeds with exit code 0.
     pub command: String,
