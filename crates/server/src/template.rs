@@ -23,6 +23,11 @@ pub fn stored_name(config: &Config, template: &str) -> String {
     // E2B's names may begin with the name of a team.
     let plain = plain.rsplit_once('/').map_or(plain, |(_, name)| name);
     let named = plain.replace(':', ".");
+    // A path of the host would begin so. No name has a colon, so this one is refused.
+    let named = match named.strip_prefix('.') {
+        Some(rest) => format!(":{rest}"),
+        None => named,
+    };
     config.templates.get(&named).cloned().unwrap_or(named)
 }
 
@@ -70,5 +75,8 @@ mod tests {
         assert_eq!(stored("mine:default"), "mine");
         assert_eq!(stored("team/mine:v1"), "mine.v1");
         assert_eq!(stored("py"), "python-3");
+        for path in ["..", ".hidden", "/etc", "a/..", ":x"] {
+            assert!(!sandtree::is_path(&stored(path)), "{path}");
+        }
     }
 }

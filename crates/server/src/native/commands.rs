@@ -124,6 +124,11 @@ pub async fn exec(
     }
     let most = options.output_max_bytes.unwrap_or(OUTPUT_BYTES);
     let most = most.min(OUTPUT_BYTES_MAX);
+    // Many clients may wait for much output; the server has room for some of them.
+    let _place = match most {
+        0..=OUTPUT_BYTES => None,
+        _ => Some(native.transfer()?),
+    };
     let input = input(options.stdin, options.stdin_base64)?;
     let command = Command {
         argv: options.argv,

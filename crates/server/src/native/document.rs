@@ -16,9 +16,9 @@ use super::request::Native;
 const PREFIX: &str = "/api/v1";
 const ERROR: &str = "Error";
 /// What any operation may answer besides its result.
-const FAILURES: [&str; 15] = [
+const FAILURES: [&str; 16] = [
     "400", "401", "403", "404", "405", "408", "409", "413", "422", "429", "500", "501", "502",
-    "503", "504",
+    "503", "504", "507",
 ];
 
 /// The routes, and the document that describes them.
@@ -26,7 +26,7 @@ pub fn described(routes: OpenApiRouter<Native>) -> (Router<Native>, OpenApi) {
     let all = OpenApiRouter::with_openapi(base()).nest(PREFIX, routes);
     let (router, mut document) = all.split_for_parts();
     for item in document.paths.paths.values_mut() {
-        add_failures(item);
+        complete(item);
     }
     (router, document)
 }
@@ -66,8 +66,8 @@ fn base() -> OpenApi {
         .build()
 }
 
-/// Every operation fails in the same form.
-fn add_failures(item: &mut PathItem) {
+/// Every operation fails in the same form, and every answer has a description.
+fn complete(item: &mut PathItem) {
     let operations = [
         &mut item.get,
         &mut item.put,
@@ -75,9 +75,16 @@ fn add_failures(item: &mut PathItem) {
         &mut item.delete,
     ];
     for operation in operations.into_iter().flatten() {
+        let responses = &mut operation.responses.responses;
+        for response in responses.values_mut() {
+            if let RefOr::T(response) = response
+                && response.description.is_empty()
+            {
+                response.description = "The result.".to_owned();
+            }
+        }
         for status in FAILURES {
             let failure = RefOr::Ref(Ref::from_response_name(ERROR));
-            let responses = &mut operation.responses.responses;
             responses.entry(status.to_owned()).or_insert(failure);
         }
     }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::io::StreamReader;
 use utoipa::{IntoParams, ToSchema};
 
-use super::request::{At, Native, OfSandbox, pieces};
+use super::request::{At, Binary, Native, OfSandbox, pieces};
 use super::stream::{self, Work};
 use crate::control::{Asked, Body};
 use crate::error::{Fault, Result};
@@ -58,7 +58,7 @@ async fn files(native: &Native, sandbox: &str) -> Result<Files> {
 #[utoipa::path(
     get, path = "/sandboxes/{sandbox}/files", tag = "files",
     params(OfSandbox, PathQuery),
-    responses((status = 200, description = "Its bytes.", body = Vec<u8>, content_type = "application/octet-stream")),
+    responses((status = 200, description = "Its bytes.", body = inline(Binary), content_type = "application/octet-stream")),
 )]
 pub async fn read_file(
     State(native): State<Native>,
@@ -123,7 +123,7 @@ pub struct Written {
 #[utoipa::path(
     put, path = "/sandboxes/{sandbox}/files", tag = "files",
     params(OfSandbox, WriteQuery),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    request_body(content = inline(Binary), content_type = "application/octet-stream"),
     responses((status = 200, body = Written)),
 )]
 pub async fn write_file(
@@ -299,6 +299,8 @@ pub async fn list_files(
     let after = query.after.map(|text| STANDARD.decode(text)).transpose();
     let invalid = |_| Fault::bad_request("invalid after: use `next` of another page");
     let after = after.map_err(invalid)?;
+    // A guest may list very much, which is sorted as a whole.
+    let _place = native.transfer()?;
     let files = files(&native, &of.sandbox).await?;
     let mut entries = files.list(path).await?;
     entries.retain(|entry| after.as_ref().is_none_or(|after| entry.name > *after));

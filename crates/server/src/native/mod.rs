@@ -32,6 +32,8 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::get;
+use bytes::Bytes;
+use hyper::header::CONTENT_TYPE;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -47,8 +49,11 @@ pub fn router(gateway: Gateway) -> Router {
         .layer(from_fn_with_state(gateway.clone(), control::guard))
         .layer(from_fn(problem::in_native_form))
         .with_state(Native::new(gateway));
-    let document = axum::Json(document);
-    guarded.route("/openapi.json", get(async move || document))
+    // Made once: everyone may ask for it.
+    let document = serde_json::to_vec(&document).expect("a document is JSON");
+    let document = Bytes::from(document);
+    let head = [(CONTENT_TYPE, "application/json")];
+    guarded.route("/openapi.json", get(async move || (head, document)))
 }
 
 /// Every route. What is here is in the document: both are made from the same handlers.

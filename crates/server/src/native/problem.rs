@@ -74,7 +74,7 @@ impl Problem {
 fn own_code(status: StatusCode) -> (&'static str, &'static str) {
     match status.as_u16() {
         400 => ("invalid_request", "invalid"),
-        401 => ("no_key", "denied"),
+        401 => ("unauthorized", "denied"),
         403 => ("missing_scope", "denied"),
         404 => ("no_route", "not_found"),
         405 => ("no_method", "invalid"),

@@ -10,7 +10,9 @@ use sandtree::{Guest, KeyInfo, Sandbox, SandboxInfo, Scope};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use utoipa::IntoParams;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::openapi::{KnownFormat, RefOr};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::feed::Feed;
 use crate::auth;
@@ -108,6 +110,20 @@ pub struct OfSnapshot {
     /// Name or digest of a snapshot.
     pub snapshot: String,
 }
+
+/// Bytes, in the document.
+#[derive(Debug)]
+pub enum Binary {}
+
+impl PartialSchema for Binary {
+    fn schema() -> RefOr<Schema> {
+        let format = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        let bytes = ObjectBuilder::new().schema_type(Type::String);
+        bytes.format(Some(format)).into()
+    }
+}
+
+impl ToSchema for Binary {}
 
 /// Refuses a path of the host where its holder may use names only.
 pub fn check_reference(key: &KeyInfo, reference: &str) -> Result<()> {

@@ -8,7 +8,7 @@ use sandtree::{ExportOptions, Imported, Progress};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::request::{At, Native, check_reference, pieces};
+use super::request::{At, Binary, Native, check_reference, pieces};
 use super::stream::{self, Intake, Work};
 use crate::control::{Asked, Client};
 use crate::error::Result;
@@ -38,7 +38,7 @@ pub struct ExportQuery {
 #[utoipa::path(
     get, path = "/export", tag = "snapshots",
     params(ExportQuery),
-    responses((status = 200, description = "The artifact.", body = Vec<u8>, content_type = "application/octet-stream")),
+    responses((status = 200, description = "The artifact.", body = inline(Binary), content_type = "application/octet-stream")),
 )]
 pub async fn export(
     State(native): State<Native>,
@@ -87,7 +87,7 @@ pub struct ImportQuery {
 #[utoipa::path(
     put, path = "/snapshots/{snapshot}", tag = "snapshots",
     params(OfImport, ImportQuery),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    request_body(content = inline(Binary), content_type = "application/octet-stream"),
     responses((status = 201, description = "It is complete.", body = Imported)),
 )]
 pub async fn import(
