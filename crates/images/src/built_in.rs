@@ -1,4 +1,4 @@
-//! The built-in images, `tiny` and `debian`. Each is made at its first use, and made again when
+//! The built-in images: `tiny`, `debian` and those of embedded recipes. Each is made at its first use, and made again when
 //! this program makes it differently.
 
 use std::fmt;
@@ -7,14 +7,16 @@ use sandtree_store::{self as store, Digest, Image, Name, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::{find_by_digest, no_image, set_name};
+use crate::embedded::{self, Embedded};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::{debian, memo, tiny};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 enum BuiltIn {
     Tiny,
     Debian,
+    Recipe(&'static Embedded),
 }
 
 impl BuiltIn {
@@ -22,7 +24,7 @@ impl BuiltIn {
         match name.as_str() {
             "tiny" => Some(Self::Tiny),
             "debian" => Some(Self::Debian),
-            _ => None,
+            other => embedded::find(other).map(Self::Recipe),
         }
     }
 
@@ -31,6 +33,7 @@ impl BuiltIn {
         match self {
             Self::Tiny => 3,
             Self::Debian => 1,
+            Self::Recipe(recipe) => recipe.version(),
         }
     }
 
@@ -49,6 +52,7 @@ impl fmt::Display for BuiltIn {
         f.write_str(match self {
             Self::Tiny => "tiny",
             Self::Debian => "debian",
+            Self::Recipe(recipe) => recipe.name,
         })
     }
 }
@@ -112,6 +116,7 @@ fn build(job: &mut Job<'_>, built_in: BuiltIn) -> Result<Image> {
     let made = match built_in {
         BuiltIn::Tiny => tiny::build(job),
         BuiltIn::Debian => debian::build(job, &[]),
+        BuiltIn::Recipe(recipe) => recipe.build(job),
     };
     let image = made.map_err(|error| error.making(built_in))?;
     job.check().map_err(|error| error.making(built_in))?;

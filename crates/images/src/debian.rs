@@ -68,18 +68,40 @@ const ADD_USER: &str = r#"chroot "$1" useradd --create-home --shell /bin/bash --
 const FORGET_HOST: &str =
     r#"rm -f "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1/etc/hostname" "$1/etc/resolv.conf""#;
 
+/// What an image has in addition to Debian's own.
+#[derive(Debug, Default)]
+pub(crate) struct Additions {
+    pub packages: Vec<String>,
+    pub nodes: Vec<Node>,
+    pub disk_bytes: Option<u64>,
+}
+
 /// Debian with these packages in addition to its own, without a name.
 pub(crate) fn build(job: &mut Job<'_>, packages: &[String]) -> Result<Image> {
+    let additions = Additions {
+        packages: packages.to_vec(),
+        ..Additions::default()
+    };
+    build_with(job, &additions, defaults())
+}
+
+/// Debian with files of our own and other defaults, without a name.
+pub(crate) fn build_with(
+    job: &mut Job<'_>,
+    additions: &Additions,
+    defaults: ExecDefaults,
+) -> Result<Image> {
     let kernel = bundle::find_or_make(job, &KernelChoice::Cloud)?;
     let mut image = NewImage::begin(job.store)?;
-    bootstrap(job, packages, &mut image)?;
+    bootstrap(job, &additions.packages, &mut image)?;
     put_all(&mut image.builder, &nodes())?;
+    put_all(&mut image.builder, &additions.nodes)?;
     let spec = ImageSpec {
         arch: Arch::HOST,
         kernel: kernel.digest.clone(),
         init: Init::Agent,
-        defaults: defaults(),
-        disk_bytes: Some(DISK_BYTES),
+        defaults,
+        disk_bytes: Some(additions.disk_bytes.unwrap_or(DISK_BYTES)),
     };
     image.publish(ROOM_BYTES, job, |_| spec)
 }
@@ -287,7 +309,7 @@ fn nodes() -> Vec<Node> {
     ]
 }
 
-fn defaults() -> ExecDefaults {
+pub(crate) fn defaults() -> ExecDefaults {
     let env = [("PATH", PATH), ("LANG", "C.UTF-8")];
     ExecDefaults {
         env: env

@@ -34,6 +34,7 @@ mod bundle;
 mod catalog;
 mod debian;
 mod elf;
+mod embedded;
 mod error;
 mod files;
 mod hex;

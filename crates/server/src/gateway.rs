@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::error::{Fault, Result, Retry};
+use crate::first_use::FirstUses;
 use crate::labels::Labels;
 use crate::locked::lock;
 use crate::processes::Processes;
@@ -40,6 +41,7 @@ struct Inner {
     pub processes: Processes,
     pub watchers: Watchers,
     repeats: Repeats,
+    first_uses: FirstUses,
 }
 
 /// What a request would make run.
@@ -86,6 +88,7 @@ impl Gateway {
                 processes: Processes::default(),
                 watchers: Watchers::default(),
                 repeats: Repeats::default(),
+                first_uses: FirstUses::default(),
             }),
         }
     }
@@ -104,6 +107,10 @@ impl Gateway {
 
     pub(crate) fn repeats(&self) -> &Repeats {
         &self.inner.repeats
+    }
+
+    pub(crate) fn first_uses(&self) -> &FirstUses {
+        &self.inner.first_uses
     }
 
     pub(crate) fn watchers(&self) -> &Watchers {

@@ -19,6 +19,7 @@ mod control;
 mod digits;
 mod envd;
 mod error;
+mod first_use;
 mod gateway;
 mod labels;
 mod listen;

@@ -257,7 +257,9 @@ async fn resume_snapshot(
         .state_source(&snapshot.state_id())
         .map_err(store_error("read a state"))?;
     let loaded = loaded(host, unfinished, state).await?;
-    resume(host, unfinished, loaded).await
+    let running = resume(host, unfinished, loaded).await?;
+    start::tell_variables(host, unfinished.owned(), &running).await?;
+    Ok(running)
 }
 
 /// How a new sandbox boots.
@@ -449,6 +451,7 @@ async fn restored(
     host.reach(Step::Record, None)?;
     let loaded = loaded(host, &unfinished, warm.clone()).await?;
     let running = resume(host, &unfinished, loaded).await?;
+    start::tell_variables(host, unfinished.owned(), &running).await?;
     Ok((unfinished, running))
 }
 

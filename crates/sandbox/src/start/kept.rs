@@ -43,6 +43,7 @@ pub(crate) fn temporary(like: &SandboxRecord, disk_bytes: u64) -> Result<Sandbox
         snapshot: None,
         save_on_stop: None,
         batch: None,
+        env: BTreeMap::new(),
         labels: BTreeMap::new(),
         expiry: None,
         ..like

@@ -82,6 +82,9 @@ pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> R
         }
     }
     mount_all(owned, &mut running).await?;
+    if service != Service::Left {
+        service::tell_variables(&image.record, owned.record(), &running.guest).await?;
+    }
     service::start(&image.record, &mut running, service).await?;
     Ok(running)
 }
@@ -89,7 +92,14 @@ pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> R
 /// Starts the service of a sandbox's image after a boot in which nothing else was started.
 pub(crate) async fn service(host: &Inner, owned: &Owned, running: &mut Running) -> Result<()> {
     let image = image_of(host, owned)?;
+    service::tell_variables(&image.record, owned.record(), &running.guest).await?;
     service::start(&image.record, running, Service::Noted).await
+}
+
+/// Gives the variables of a sandbox to the service that continues in it.
+pub(crate) async fn tell_variables(host: &Inner, owned: &Owned, running: &Running) -> Result<()> {
+    let image = image_of(host, owned)?;
+    service::tell_variables(&image.record, owned.record(), &running.guest).await
 }
 
 fn image_of(host: &Inner, owned: &Owned) -> Result<Image> {

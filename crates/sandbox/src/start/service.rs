@@ -8,20 +8,21 @@
 //! ```
 //!
 //! Always: both commands get the variables, the user and the directory of the image, and nothing of
-//! a sandbox, because a warm image continues in every sandbox. The output of the service is kept
-//! like that of any detached command.
+//! a sandbox, because a warm image continues in every sandbox. The variables of the sandbox are in
+//! [`VARIABLES`] as soon as it has some. The output of the service is kept like that of any
+//! detached command.
 
 use std::convert::Infallible;
 use std::future::pending;
 use std::time::Duration;
 
-use sandtree_store::{ImageRecord, Ready};
+use sandtree_store::{ImageRecord, Ready, SandboxRecord};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::degradation::Degradation;
 use crate::error::{Error, Result};
-use crate::guest::{Defaults, Exec, ExecSpec, Guest, Lifetime, Tail};
+use crate::guest::{Defaults, Exec, ExecSpec, FileOwner, Guest, Lifetime, Tail};
 use crate::hub::Gate;
 use crate::machine::running::Running;
 
@@ -30,6 +31,10 @@ const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_secs(1);
 /// The most that an image may ask for. It may come from anyone.
 const READY_MAX: Duration = Duration::from_secs(3600);
+
+/// Where a service finds the variables of its sandbox, as a JSON object.
+const VARIABLES: &str = "/run/sandtree/env.json";
+const VARIABLES_DIR: &str = "/run/sandtree";
 
 /// What a boot does with the service of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +76,24 @@ pub(super) async fn start(
         }
         up => up,
     }
+}
+
+/// Writes the variables of a sandbox for the service of its image, which runs without them.
+pub(super) async fn tell_variables(
+    image: &ImageRecord,
+    record: &SandboxRecord,
+    guest: &Guest,
+) -> Result<()> {
+    if !image.defaults.has_service() || record.env.is_empty() {
+        return Ok(());
+    }
+    let text = serde_json::to_vec(&record.env).expect("texts by name are plain data");
+    let files = guest.files();
+    files.make_dir(VARIABLES_DIR, 0o755).await?;
+    files
+        .write(VARIABLES, &mut text.as_slice(), FileOwner::default())
+        .await
+        .map(drop)
 }
 
 /// Admits commands of a sandbox with automatic checkpoints, which its driver does later on. There

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
+use sandtree::image::is_built_in;
 use sandtree::{Expiry, ExpiryAction, Network, SandboxInfo, SandboxSpec};
 
 use super::sandboxes::{created, timeout};
@@ -39,6 +40,7 @@ pub(super) async fn create(
     };
     gateway.admit(&client.key, needed)?;
     let spec = spec(&gateway, &client, new).await?;
+    gateway.first_uses().ready(gateway.host(), &spec).await?;
     let sandbox = gateway.host().create(spec).await?;
     let created = created(&gateway, &client, &sandbox.info()?)?;
     Ok((StatusCode::CREATED, axum::Json(created)).into_response())
@@ -106,7 +108,7 @@ async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<San
 /// What a sandbox from a snapshot inherits, unless its creator chooses: clients that clone send
 /// nothing but the snapshot.
 async fn inherited(gateway: &Gateway, stored: &str) -> Result<Labels> {
-    if template::image(gateway.host(), stored).is_some() {
+    if template::image(gateway.host(), stored).is_some() || is_built_in(stored) {
         return Ok(Labels::read(&BTreeMap::new()));
     }
     match gateway.host().inspect_snapshot(stored).await {

@@ -1,0 +1,127 @@
+//! Recipes that are part of this program: files of the directory `recipes`, embedded.
+//!
+//! Always: such a recipe begins from Debian, and has packages and files and no other steps, so that
+//! no machine is needed to make its image. Its files are text and belong to root. It is also an
+//! ordinary recipe: a copy of its directory builds the same content.
+
+use std::path::Path;
+
+use sandtree_store::{Digest, Image};
+
+use crate::debian::{self, Additions};
+use crate::error::Result;
+use crate::job::Job;
+use crate::new_image::{Content, Node};
+use crate::recipe::{CopyFile, Recipe, Size, parse_mode};
+
+/// The directory of an embedded recipe, which exists nowhere.
+const DIR: &str = "/";
+const MODE: u16 = 0o644;
+
+/// A recipe with the files that it copies.
+#[derive(Debug)]
+pub(crate) struct Embedded {
+    pub name: &'static str,
+    recipe: &'static str,
+    /// The sources of the recipe's files, and their contents.
+    files: &'static [(&'static str, &'static str)],
+}
+
+/// A file of an embedded recipe, by its name in the recipe's directory.
+macro_rules! embed {
+    ($name:literal: $($file:literal),* $(,)?) => {
+        Embedded {
+            name: $name,
+            recipe: include_str!(concat!("../recipes/", $name, "/recipe.toml")),
+            files: &[$(($file, include_str!(concat!("../recipes/", $name, "/", $file)))),*],
+        }
+    };
+}
+
+static ALL: &[Embedded] = &[embed!("code-interpreter-v1":
+    "server.py",
+    "kernel.py",
+    "charts.py",
+    "python.json",
+)];
+
+/// The embedded recipe of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Embedded> {
+    ALL.iter().find(|embedded| embedded.name == name)
+}
+
+impl Embedded {
+    /// A number that changes with the recipe and its files.
+    pub fn version(&self) -> u32 {
+        let mut all = self.recipe.to_owned();
+        for (name, content) in self.files {
+            all.push_str(&format!("\0{name}\0{content}"));
+        }
+        let digest = Digest::of(all.as_bytes());
+        u32::from_str_radix(&digest.as_str()[..8], 16).expect("a digest is hexadecimal")
+    }
+
+    /// Makes the image, without a name.
+    pub fn build(&self, job: &mut Job<'_>) -> Result<Image> {
+        let recipe = self.parsed()?;
+        let additions = Additions {
+            nodes: recipe.files.iter().map(|file| self.node(file)).collect(),
+            disk_bytes: recipe.size.map(|Size(bytes)| bytes),
+            packages: recipe.packages.clone(),
+        };
+        let defaults = recipe.defaults_over(&debian::defaults());
+        debian::build_with(job, &additions, defaults)
+    }
+
+    fn parsed(&self) -> Result<Recipe> {
+        Recipe::parse(self.recipe, Path::new(DIR))
+    }
+
+    fn node(&self, file: &CopyFile) -> Node {
+        let mode = file.mode.as_deref().and_then(parse_mode);
+        Node {
+            path: file.target.clone(),
+            mode: mode.and_then(|mode| mode.try_into().ok()).unwrap_or(MODE),
+            owner: 0,
+            content: Content::Text(self.content(file).to_owned()),
+        }
+    }
+
+    fn content(&self, file: &CopyFile) -> &'static str {
+        let is_its = |(name, _): &&(&str, &str)| Path::new(DIR).join(name) == file.source;
+        let found = self.files.iter().find(is_its);
+        found.expect("a test finds every file").1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_recipes_need_no_machine_and_have_their_files() {
+        for embedded in ALL {
+            let recipe = embedded.parsed().unwrap();
+            assert_eq!(recipe.name.as_deref(), Some(embedded.name));
+            assert_eq!(recipe.from, "debian");
+            assert!(recipe.run.is_empty() && recipe.kernel.is_none() && recipe.init.is_none());
+            assert!(recipe.room.is_none() && recipe.network.is_none() && !recipe.host_ca);
+            assert_eq!(recipe.files.len(), embedded.files.len());
+            for file in &recipe.files {
+                assert!(file.owner.is_none());
+                assert!(!embedded.content(file).is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn another_content_has_another_version() {
+        let first = find("code-interpreter-v1").unwrap();
+        let other = Embedded {
+            files: &first.files[1..],
+            ..*first
+        };
+        assert_ne!(first.version(), other.version());
+        assert!(find("code-interpreter").is_none());
+    }
+}
