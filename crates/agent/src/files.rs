@@ -6,7 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -37,6 +37,17 @@ pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
     refuse_endless(path, &file.metadata().or_failure(message)?)?;
     let mut out = File::from(out);
     copy(&mut file, &mut out).or_failure(|| format!("cannot read {}", path.display()))
+}
+
+/// At most `length` bytes from `offset` on. A file that ends before has fewer, or none.
+pub fn read_from(path: &Path, offset: u64, length: u64, out: OwnedFd) -> Result<(), Failure> {
+    let message = || format!("cannot open {}", path.display());
+    let mut file = open_without_waiting(path, OFlags::empty()).or_failure(message)?;
+    refuse_endless(path, &file.metadata().or_failure(message)?)?;
+    let cannot_read = || format!("cannot read {}", path.display());
+    file.seek(SeekFrom::Start(offset)).or_failure(cannot_read)?;
+    let mut out = File::from(out);
+    copy(&mut file.take(length), &mut out).or_failure(cannot_read)
 }
 
 /// Reading a pipe or a device may never end.

@@ -66,6 +66,32 @@ fn a_file_is_replaced_only_when_it_is_whole() {
 }
 
 #[test]
+fn a_part_of_a_file_is_read_from_its_offset() {
+    let mut agent = Agent::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, "0123456789").unwrap();
+    let mut part = |offset, length| {
+        let path = bytes(&path);
+        let channel = agent.client.open(Open::ReadFrom {
+            path,
+            offset,
+            length,
+        });
+        let read = agent.client.finish(channel);
+        (read.outcome, String::from_utf8(read.out).unwrap())
+    };
+    let done = |text: &str| (Some(Outcome::Done), text.to_owned());
+    assert_eq!(part(0, 3), done("012"));
+    assert_eq!(part(7, u64::MAX), done("789"));
+    assert_eq!(part(4, 0), done(""));
+    assert_eq!(part(10, 5), done(""));
+    let (refused, nothing) = part(u64::MAX, 1);
+    assert!(matches!(refused, Some(Outcome::Failed(_))), "{refused:?}");
+    assert_eq!(nothing, "");
+}
+
+#[test]
 fn an_abandoned_write_leaves_nothing() {
     let mut agent = Agent::start(&[]);
     let dir = tempfile::tempdir().unwrap();

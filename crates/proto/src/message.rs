@@ -168,12 +168,32 @@ pub enum Open {
         path: Vec<u8>,
         scope: WatchScope,
     },
+    /// As `Detached`, for a client that finds its commands again. Answered on the host; an agent
+    /// refuses it. From version 7 on.
+    DetachedAs {
+        start: ExecStart,
+        /// What lists of commands call it; of at most [`LABEL_MAX`] bytes.
+        label: Option<String>,
+        /// How long the command and its output are kept after its end. Without it, as long as the
+        /// guest.
+        kept_ms: Option<u64>,
+    },
+    /// As `ReadFile`, from an offset, and at most so many bytes. From version 7 on.
+    ReadFrom {
+        path: Vec<u8>,
+        offset: u64,
+        length: u64,
+    },
 }
+
+/// The longest label of a command, in bytes.
+pub const LABEL_MAX: usize = 256;
 
 impl Open {
     /// The lowest version of the protocol that knows it.
     pub fn version(&self) -> u16 {
         match self {
+            Open::DetachedAs { .. } | Open::ReadFrom { .. } => 7,
             Open::Watch { .. } => 6,
             _ => 1,
         }
@@ -812,15 +832,49 @@ mod tests {
     }
 
     #[test]
+    fn golden_parts_of_files_and_labels() {
+        let opened = |open| {
+            hex(&HostMessage::Open {
+                channel: 1,
+                window: 4096,
+                open,
+            })
+        };
+        let part = Open::ReadFrom {
+            path: b"/w".to_vec(),
+            offset: 300,
+            length: 5,
+        };
+        assert_eq!(opened(part), "010180200c022f77ac0205");
+        let start = ExecStart {
+            tag: "t".into(),
+            argv: vec![b"ls".to_vec()],
+            env: vec![],
+            cwd: vec![],
+            user: String::new(),
+            terminal: None,
+            stdin: false,
+            timeout_ms: None,
+        };
+        let detached = Open::DetachedAs {
+            start,
+            label: Some("l".into()),
+            kept_ms: Some(300),
+        };
+        let expected = "010180200b017401026c7300000000000001016c01ac02";
+        assert_eq!(opened(detached), expected);
+    }
+
+    #[test]
     fn versions_agree_on_the_highest_both_know() {
         let hello = |version_min, version_max| HostHello {
             version_min,
             version_max,
         };
-        assert_eq!(hello(1, 9).agreed(), 6);
+        assert_eq!(hello(1, 9).agreed(), 7);
         assert_eq!(hello(1, 2).agreed(), 2);
         assert_eq!(hello(1, 1).agreed(), 1);
-        assert_eq!(hello(7, 9).agreed(), 0);
+        assert_eq!(hello(8, 9).agreed(), 0);
         assert_eq!(hello(0, 0).agreed(), 0);
     }
 

@@ -107,7 +107,7 @@ pub use guest::{
     Output, Stdin, Transfer, Tunnel, Watch,
 };
 pub use host::{Doctor, Host, QemuFound, QemuReport};
-pub use hub::ExecEntry;
+pub use hub::{ExecConfig, ExecDetails, ExecEntry};
 pub use images::{PullSpec, Pulled};
 pub use info::SandboxInfo;
 pub use link::{LinkError, Output as ByteStream, Refusal};

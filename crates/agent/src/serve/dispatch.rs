@@ -208,6 +208,13 @@ impl Agent {
             Open::ReadFile { path: from } => {
                 self.begin_output(number, window, move |out| files::read(path(&from), out))
             }
+            Open::ReadFrom {
+                path: from,
+                offset,
+                length,
+            } => self.begin_output(number, window, move |out| {
+                files::read_from(path(&from), offset, length, out)
+            }),
             Open::ListDir { path: of } => {
                 self.begin_output(number, window, move |out| files::list(path(&of), out))
             }
@@ -233,7 +240,10 @@ impl Agent {
             Open::Watch { path: at, scope } => self.begin_output(number, window, move |out| {
                 watch::watch(path(&at), scope, out)
             }),
-            Open::Detached(_) | Open::Attach { .. } | Open::Discard { .. } => Err(refusal(
+            Open::Detached(_)
+            | Open::DetachedAs { .. }
+            | Open::Attach { .. }
+            | Open::Discard { .. } => Err(refusal(
                 Errno::NOSYS,
                 "only the host keeps detached commands",
             )),

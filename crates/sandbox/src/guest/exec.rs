@@ -12,9 +12,13 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::link::{self, Channel, Control, Input, Link, LinkError, Refusal};
+use crate::order::as_ms;
 
 /// The bytes of one stream in flight between guest and reader.
 const WINDOW: u32 = 1024 * 1024;
+
+/// The version of the protocol from which on commands have labels.
+const LABELS: u16 = 7;
 
 /// How long the guest may take, after a command's timeout, to end the command and report it.
 const GUEST_GRACE: Duration = Duration::from_secs(15);
@@ -78,6 +82,11 @@ pub struct ExecSpec {
     /// After this time, the command and all its processes are ended.
     pub timeout: Option<Duration>,
     pub lifetime: Lifetime,
+    /// What lists call a detached command; at most 256 bytes.
+    pub label: Option<String>,
+    /// How long a detached command and its output are kept after its end. Without it, as long as
+    /// the guest.
+    pub kept: Option<Duration>,
 }
 
 impl ExecSpec {
@@ -95,6 +104,8 @@ impl ExecSpec {
             stdin: false,
             timeout: None,
             lifetime: Lifetime::Attached,
+            label: None,
+            kept: None,
         }
     }
 
@@ -121,6 +132,22 @@ impl ExecSpec {
                 .timeout
                 .map(|t| t.as_millis().try_into().unwrap_or(u64::MAX)),
         }
+    }
+}
+
+/// The keeper of an older program knows neither labels nor times.
+fn detached(link: &Link, mut spec: ExecSpec, id: &ExecId) -> Open {
+    let label = spec.label.take();
+    let kept = spec.kept.take();
+    let start = spec.into_start(id);
+    let is_plain = label.is_none() && kept.is_none();
+    if is_plain || link.version() < LABELS {
+        return Open::Detached(start);
+    }
+    Open::DetachedAs {
+        start,
+        label,
+        kept_ms: as_ms(kept),
     }
 }
 
@@ -224,7 +251,7 @@ impl Exec {
         let deadline = spec.timeout.map(Deadline::new);
         let open = match spec.lifetime {
             Lifetime::Attached => Open::Exec(spec.into_start(&id)),
-            Lifetime::Detached => Open::Detached(spec.into_start(&id)),
+            Lifetime::Detached => detached(link, spec, &id),
         };
         Self::open(link, open, id, command, deadline).await
     }

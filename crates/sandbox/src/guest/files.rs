@@ -86,24 +86,51 @@ impl Files {
         path: impl AsRef<Path>,
         sink: &mut (impl AsyncWrite + Unpin),
     ) -> Result<u64> {
-        let operation = format!("read {} in the guest", path.as_ref().display());
+        let open = Open::ReadFile { path: raw(&path) };
+        self.read_with(open, path.as_ref(), sink).await
+    }
+
+    /// Writes the bytes of a file from `range.start` on into `sink`, up to `range.end` or its end.
+    /// Returns how many there were. The agent of an older state reads only whole files, and
+    /// refuses this.
+    pub async fn read_range(
+        &self,
+        path: impl AsRef<Path>,
+        range: std::ops::Range<u64>,
+        sink: &mut (impl AsyncWrite + Unpin),
+    ) -> Result<u64> {
+        let open = Open::ReadFrom {
+            path: raw(&path),
+            offset: range.start,
+            length: range.end.saturating_sub(range.start),
+        };
+        self.read_with(open, path.as_ref(), sink).await
+    }
+
+    async fn read_with(
+        &self,
+        open: Open,
+        path: &Path,
+        sink: &mut (impl AsyncWrite + Unpin),
+    ) -> Result<u64> {
+        let operation = format!("read {} in the guest", path.display());
         let Channel {
             mut out,
             mut control,
             ..
-        } = self.open(&operation, Open::ReadFile { path: raw(&path) })?;
+        } = self.open(&operation, open)?;
         let mut count = 0;
         while let Some(chunk) = out.next().await.map_err(guest(&operation))? {
             sink.write_all(&chunk)
                 .await
-                .map_err(|e| Error::io("write the bytes of", &path, e))?;
+                .map_err(|e| Error::io("write the bytes of", path, e))?;
             count += chunk.len() as u64;
             self.count(chunk.len());
         }
         done(&operation, &mut control).await?;
         sink.flush()
             .await
-            .map_err(|e| Error::io("write the bytes of", &path, e))?;
+            .map_err(|e| Error::io("write the bytes of", path, e))?;
         Ok(count)
     }
 

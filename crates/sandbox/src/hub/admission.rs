@@ -139,7 +139,10 @@ impl Admission {
         let Input::Message(_, HostMessage::Open { channel, open, .. }) = input else {
             return None;
         };
-        let is_command = matches!(open, Open::Exec(_) | Open::Detached(_));
+        let is_command = matches!(
+            open,
+            Open::Exec(_) | Open::Detached(_) | Open::DetachedAs { .. }
+        );
         let Conditions { gate, mounts } = &self.conditions;
         let gate = gate.clone().filter(|_| is_command);
         let uses_files = !matches!(open, Open::Connect { .. } | Open::Attach { .. });

@@ -17,9 +17,10 @@ use std::collections::{HashMap, VecDeque};
 
 use sandtree_proto::{ChannelState, Outcome, Outgoing};
 
+use super::details::ExecDetails;
 use super::from_agent::FORGOTTEN;
 use super::record::{ExecRecord, Segment, is_plain};
-use super::slot::{Arrived, Flow, Kind, Owner, Slot};
+use super::slot::{Arrived, ExecKind, Flow, Kind, Owner, Slot};
 use super::spool::{Beginning, Kept, Progress, Spool};
 use super::switch::{Switch, WINDOW_MAX};
 
@@ -59,6 +60,7 @@ impl Switch {
             window,
             out,
             err,
+            details,
             ..
         } = record;
         let window = window.clamp(1, WINDOW_MAX);
@@ -70,10 +72,11 @@ impl Switch {
         let err = join(err, state.err);
         let slot = Slot {
             owner: Owner::Spool { tag: tag.clone() },
-            kind: Kind::Exec {
+            kind: Kind::Exec(Box::new(ExecKind {
                 tag: tag.clone(),
                 command: command.clone(),
-            },
+                details: details.clone(),
+            })),
             pid,
             // A wrong record must not make an honest agent break the rules.
             window: WINDOW_MAX.into(),
@@ -100,6 +103,7 @@ impl Switch {
             channel: Some(state.channel),
             window,
             progress,
+            details,
         });
     }
 
@@ -112,6 +116,7 @@ impl Switch {
             window,
             out,
             err,
+            details,
         } = record;
         let outcome = ended.unwrap_or_else(|| Outcome::Lost {
             reason: FORGOTTEN.to_owned(),
@@ -132,15 +137,14 @@ impl Switch {
             channel: None,
             window,
             progress,
+            details,
         });
     }
 
     fn keep(&mut self, beginning: Beginning) {
         let tag = beginning.tag.clone();
-        self.spools.insert(
-            tag,
-            Spool::start(&self.execs, beginning, self.inputs.clone()),
-        );
+        let spool = Spool::start(&self.execs, beginning, &self.room, self.inputs.clone());
+        self.spools.insert(tag, spool);
     }
 }
 
@@ -162,6 +166,7 @@ fn unknown(tag: &str) -> ExecRecord {
         window,
         out: Vec::new(),
         err: Vec::new(),
+        details: ExecDetails::default(),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::io::SeekFrom;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use sandtree_proto::frame::{Frame, MAX_PAYLOAD, StreamId};
 use sandtree_proto::{AgentMessage, Failure, Outcome};
@@ -33,6 +34,7 @@ pub(super) fn start(
         channel,
         dir: spool.dir.clone(),
         progress: spool.progress.clone(),
+        _reads: spool.readers.clone(),
     };
     let [out, err] = [StreamId::Out, StreamId::Err].map(|id| Stream {
         id,
@@ -68,6 +70,8 @@ struct Attachment {
     channel: u32,
     dir: PathBuf,
     progress: watch::Receiver<Progress>,
+    /// As long as it is here, the output stays.
+    _reads: Arc<()>,
 }
 
 impl Attachment {

@@ -12,10 +12,18 @@ use tokio::net::UnixStream;
 
 use super::attach::{self, AttachInput};
 use super::client::{self, ClientId, Target};
+use super::details::ExecDetails;
 use super::record::is_plain;
 use super::slot::{Flow, Kind, Owner, Slot, Waiting};
 use super::spool::{Beginning, Progress, Spool, command_line};
 use super::switch::{QUEUE_MAX, Switch, WAITING_MAX, WINDOW_MAX};
+
+/// A command that is to be kept.
+struct Detaching {
+    start: ExecStart,
+    /// `None`: they are not acceptable.
+    details: Option<ExecDetails>,
+}
 
 impl Switch {
     pub(super) fn add_client(&mut self, stream: UnixStream) {
@@ -92,7 +100,18 @@ impl Switch {
         }
         match open {
             Open::Attach { tag } => self.attach(client, channel, window, tag),
-            Open::Detached(exec) => self.detach(client, channel, window, exec),
+            Open::Detached(start) => {
+                let details = Some(ExecDetails::of(&start));
+                self.detach(client, channel, window, Detaching { start, details });
+            }
+            Open::DetachedAs {
+                start,
+                label,
+                kept_ms,
+            } => {
+                let details = ExecDetails::labelled(&start, label, kept_ms);
+                self.detach(client, channel, window, Detaching { start, details });
+            }
             Open::Discard { tag } => self.discard(client, channel, &tag),
             open if open.version() > self.agent_version.max(1) => {
                 self.refuse(client, channel, too_old());
@@ -157,13 +176,18 @@ impl Switch {
         Ok(id)
     }
 
-    pub(super) fn detach(&mut self, client: ClientId, channel: u32, window: u32, exec: ExecStart) {
+    fn detach(&mut self, client: ClientId, channel: u32, window: u32, detaching: Detaching) {
+        let Detaching {
+            start: exec,
+            details,
+        } = detaching;
         let tag = exec.tag.clone();
-        if !is_plain(&tag) || self.spools.contains_key(&tag) {
-            let message = format!("invalid command id {tag:?}, or it is taken");
+        let is_free = is_plain(&tag) && !self.spools.contains_key(&tag);
+        let Some(details) = details.filter(|_| is_free) else {
+            let message = format!("invalid command id {tag:?} or label, or the id is taken");
             let outcome = Outcome::NotStarted(Failure { errno: 0, message });
             return self.tell(client, &AgentMessage::Ended { channel, outcome });
-        }
+        };
         let opened = match self.open_agent(
             Owner::Spool { tag: tag.clone() },
             window,
@@ -180,8 +204,9 @@ impl Switch {
             channel: Some(opened),
             window,
             progress,
+            details,
         };
-        let spool = Spool::start(&self.execs, beginning, self.inputs.clone());
+        let spool = Spool::start(&self.execs, beginning, &self.room, self.inputs.clone());
         self.spools.insert(tag.clone(), spool);
         self.attach(client, channel, window, tag);
     }
@@ -214,6 +239,16 @@ impl Switch {
         }
         let outcome = Outcome::Done;
         self.tell(client, &AgentMessage::Ended { channel, outcome });
+    }
+
+    /// Removes a command that has ended and that no client reads any more.
+    pub(super) fn expire(&mut self, tag: &str) {
+        let is_over = |spool: &Spool| spool.has_ended() && !spool.is_read();
+        if self.spools.get(tag).is_some_and(is_over)
+            && let Some(spool) = self.spools.remove(tag)
+        {
+            spool.remove_output();
+        }
     }
 
     pub(super) fn target(&mut self, client: ClientId, channel: u32, target: Target) {

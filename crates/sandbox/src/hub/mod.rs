@@ -27,9 +27,11 @@ mod adopt;
 mod agent;
 mod attach;
 mod client;
+mod details;
 mod from_agent;
 mod from_client;
 mod record;
+mod room;
 mod slot;
 mod spool;
 mod switch;
@@ -46,6 +48,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use self::details::{ExecConfig, ExecDetails};
 pub use self::record::ExecRecord;
 use self::switch::{Input, KeptOutput, Recorded, Switch, Updates};
 use crate::error::{Error, ErrorKind};
@@ -112,6 +115,8 @@ pub struct ExecEntry {
     pub ended: Option<String>,
     pub stdout_bytes: u64,
     pub stderr_bytes: u64,
+    #[serde(default)]
+    pub details: ExecDetails,
 }
 
 /// The settings of a new hub.

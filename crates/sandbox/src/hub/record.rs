@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use sandtree_proto::{Failure, Outcome, StreamId};
 use serde::{Deserialize, Serialize};
 
+use super::details::ExecDetails;
 use crate::error::Error;
 
 /// A command of a guest at the moment of a capture.
@@ -33,6 +34,9 @@ pub struct ExecRecord {
     /// The output kept so far; empty for a client's command, because the client has it.
     pub out: Vec<Segment>,
     pub err: Vec<Segment>,
+    /// Older programs have none.
+    #[serde(default)]
+    pub details: ExecDetails,
 }
 
 /// A piece of a command's kept output, in a file of its own below the directory named by the
@@ -212,6 +216,7 @@ mod tests {
             window: 1000,
             out,
             err: Vec::new(),
+            details: ExecDetails::default(),
         }
     }
 

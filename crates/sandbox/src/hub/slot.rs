@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use sandtree_proto::frame::{Frame, StreamId};
-use sandtree_proto::{ChannelState, Open, Outgoing};
+use sandtree_proto::{ChannelState, ExecStart, Open, Outgoing};
 
 use super::client::ClientId;
+use super::details::ExecDetails;
 use super::spool::command_line;
 use crate::link::Source;
 
@@ -21,24 +22,39 @@ pub(super) enum Owner {
 /// The kind of work in a channel, as far as the hub distinguishes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
-    Exec {
-        tag: String,
-        command: String,
-    },
+    Exec(Box<ExecKind>),
     /// Changes nothing in the guest.
     Read,
     Write,
     Connect,
 }
 
+/// A command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ExecKind {
+    pub tag: String,
+    pub command: String,
+    pub details: ExecDetails,
+}
+
+impl ExecKind {
+    fn of(start: &ExecStart) -> Self {
+        Self {
+            tag: start.tag.clone(),
+            command: command_line(start),
+            details: ExecDetails::of(start),
+        }
+    }
+}
+
 impl Kind {
     pub fn of(open: &Open) -> Self {
         match open {
-            Open::Exec(exec) | Open::Detached(exec) => Self::Exec {
-                tag: exec.tag.clone(),
-                command: command_line(exec),
-            },
+            Open::Exec(start) | Open::Detached(start) | Open::DetachedAs { start, .. } => {
+                Self::Exec(Box::new(ExecKind::of(start)))
+            }
             Open::ReadFile { .. }
+            | Open::ReadFrom { .. }
             | Open::ListDir { .. }
             | Open::TarOut { .. }
             | Open::Watch { .. }

@@ -6,7 +6,8 @@
 //!
 //! Always: a byte is acknowledged to the guest only after it is in the file, so a break loses none.
 //! Only the last segment grows, and never a recorded one. At [`LIMIT`] bytes, or when the disk is
-//! full, the command blocks as with any reader that stops; nothing is dropped.
+//! full, the command blocks as with any reader that stops; nothing is dropped. The same holds when
+//! all commands of the guest together have filled their [`Room`].
 
 use std::fs::File;
 use std::io;
@@ -21,11 +22,16 @@ use sandtree_proto::{ExecStart, Failure, Outcome, StreamId};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::ExecEntry;
+use super::details::ExecDetails;
 use super::record::{self, ExecRecord, Segment};
+use super::room::Room;
 use super::switch::Input;
 
 /// How much output of one detached command is kept, in bytes.
 pub(super) const LIMIT: u64 = 1 << 30;
+/// Bounds of the time that a command is kept after its end.
+const KEPT_LEAST: Duration = Duration::from_secs(1);
+const KEPT_MOST: Duration = Duration::from_secs(86_400);
 /// How often a full disk is tried again.
 const ROOM_CHECK: Duration = Duration::from_secs(1);
 
@@ -90,6 +96,11 @@ impl Progress {
         }
     }
 
+    /// What it has kept, of both streams.
+    fn bytes(&self) -> u64 {
+        self.out.bytes() + self.err.bytes()
+    }
+
     fn stream_mut(&mut self, stream: StreamId) -> &mut Kept {
         match stream {
             StreamId::Err => &mut self.err,
@@ -126,6 +137,7 @@ pub(super) struct Beginning {
     pub channel: Option<u32>,
     pub window: u32,
     pub progress: Progress,
+    pub details: ExecDetails,
 }
 
 #[derive(Debug)]
@@ -133,21 +145,33 @@ pub(super) struct Spool {
     pub channel: Option<u32>,
     pub dir: PathBuf,
     pub progress: watch::Receiver<Progress>,
+    /// Each attachment has a clone.
+    pub readers: Arc<()>,
     command: String,
     window: u32,
+    details: ExecDetails,
+    room: Room,
     inputs: mpsc::UnboundedSender<SpoolInput>,
 }
 
 impl Spool {
-    pub fn start(execs: &Path, beginning: Beginning, switch: mpsc::WeakSender<Input>) -> Self {
+    pub fn start(
+        execs: &Path,
+        beginning: Beginning,
+        room: &Room,
+        switch: mpsc::WeakSender<Input>,
+    ) -> Self {
         let Beginning {
             tag,
             command,
             channel,
             window,
             progress,
+            details,
         } = beginning;
         let dir = execs.join(&tag);
+        room.take(progress.bytes());
+        let has_ended = progress.outcome.is_some();
         let (inputs, queue) = mpsc::unbounded_channel();
         let (progress_tx, progress) = watch::channel(progress);
         let writer = Writer {
@@ -155,14 +179,22 @@ impl Spool {
             tag,
             progress: progress_tx,
             switch,
+            room: room.clone(),
+            kept_ms: details.kept_ms,
         };
+        if has_ended {
+            writer.expire_later();
+        }
         tokio::spawn(writer.run(queue));
         Self {
             channel,
             dir,
             progress,
+            readers: Arc::default(),
             command,
             window,
+            details,
+            room: room.clone(),
             inputs,
         }
     }
@@ -180,8 +212,14 @@ impl Spool {
         rolled
     }
 
+    /// Whether a client reads it.
+    pub fn is_read(&self) -> bool {
+        Arc::strong_count(&self.readers) > 1
+    }
+
     /// Removes the kept output. Nothing waits for the disk.
     pub fn remove_output(self) {
+        self.room.give(self.progress.borrow().bytes());
         tokio::task::spawn_blocking(move || {
             // A command without output has no directory.
             if let Err(error) = std::fs::remove_dir_all(&self.dir) {
@@ -206,6 +244,7 @@ impl Spool {
             ended: progress.outcome.as_ref().map(describe),
             stdout_bytes: progress.out.bytes(),
             stderr_bytes: progress.err.bytes(),
+            details: self.details.clone(),
         }
     }
 
@@ -223,6 +262,7 @@ impl Spool {
             window: self.window,
             out,
             err,
+            details: self.details.clone(),
         }
     }
 }
@@ -253,9 +293,27 @@ fn describe(outcome: &Outcome) -> String {
 struct Growing {
     out: Option<Arc<File>>,
     err: Option<Arc<File>>,
+    /// Streams of which the guest may not send more until there is room.
+    withheld: Vec<StreamId>,
 }
 
 impl Growing {
+    fn withhold(&mut self, stream: StreamId) {
+        if !self.withheld.contains(&stream) {
+            self.withheld.push(stream);
+        }
+    }
+
+    fn is_withheld(&self) -> bool {
+        !self.withheld.is_empty()
+    }
+
+    /// Begins new segments.
+    fn roll(&mut self) {
+        self.out = None;
+        self.err = None;
+    }
+
     fn file(&mut self, stream: StreamId) -> &mut Option<Arc<File>> {
         match stream {
             StreamId::Err => &mut self.err,
@@ -269,6 +327,9 @@ struct Writer {
     tag: String,
     progress: watch::Sender<Progress>,
     switch: mpsc::WeakSender<Input>,
+    room: Room,
+    /// How long the command is kept after its end.
+    kept_ms: Option<u64>,
 }
 
 impl Writer {
@@ -286,7 +347,17 @@ impl Writer {
 
     async fn write_all(&self, mut queue: mpsc::UnboundedReceiver<SpoolInput>) -> io::Result<()> {
         let mut growing = Growing::default();
-        while let Some(input) = queue.recv().await {
+        loop {
+            let input = tokio::select! {
+                input = queue.recv() => input,
+                () = self.room.is_free(), if growing.is_withheld() => {
+                    self.report_withheld(&mut growing).await;
+                    continue;
+                }
+            };
+            let Some(input) = input else {
+                return Ok(());
+            };
             match input {
                 SpoolInput::Data { stream, bytes } => {
                     self.append(&mut growing, stream, bytes).await?
@@ -296,16 +367,40 @@ impl Writer {
                     .send_modify(|p| p.stream_mut(stream).ended = true),
                 SpoolInput::Started { pid } => self.progress.send_modify(|p| p.pid = Some(pid)),
                 SpoolInput::Ended { outcome } => {
-                    self.progress.send_modify(|p| p.outcome = Some(outcome))
+                    self.progress.send_modify(|p| p.outcome = Some(outcome));
+                    self.expire_later();
                 }
                 SpoolInput::Roll(done) => {
-                    growing = Growing::default();
+                    growing.roll();
                     // The task that asked may have stopped waiting.
                     drop(done.send(self.progress.borrow().clone()));
                 }
             }
         }
-        Ok(())
+    }
+
+    /// Asks the switch to remove the command when it was kept long enough, and again as long as
+    /// clients read it.
+    fn expire_later(&self) {
+        let Some(kept_ms) = self.kept_ms else {
+            return;
+        };
+        let kept = Duration::from_millis(kept_ms).clamp(KEPT_LEAST, KEPT_MOST);
+        let tag = self.tag.clone();
+        let switch = self.switch.clone();
+        let progress = self.progress.subscribe();
+        tokio::spawn(async move {
+            // Without its writer, the command is removed already.
+            while progress.has_changed().is_ok() {
+                tokio::time::sleep(kept).await;
+                let tag = tag.clone();
+                let Some(switch) = switch.upgrade() else {
+                    return;
+                };
+                // As above.
+                drop(switch.send(Input::Expire { tag }).await);
+            }
+        });
     }
 
     async fn append(
@@ -329,25 +424,36 @@ impl Writer {
         write_when_there_is_room(&file, within, &bytes.into()).await?;
         self.progress
             .send_modify(|p| p.stream_mut(stream).grow(count));
-        let (length, kept) = {
-            let progress = self.progress.borrow();
-            (
-                progress.stream(stream).length,
-                progress.stream(stream).bytes(),
-            )
-        };
-        if kept < LIMIT {
-            let spooled = Input::Spooled {
-                tag: self.tag.clone(),
-                stream,
-                length,
-            };
-            if let Some(switch) = self.switch.upgrade() {
-                // A switch that has ended needs no report.
-                drop(switch.send(spooled).await);
-            }
+        self.room.take(count);
+        if self.room.is_full() {
+            growing.withhold(stream);
+        } else {
+            self.report(stream).await;
         }
         Ok(())
+    }
+
+    /// Lets the guest send more of a stream, unless its command has written too much.
+    async fn report(&self, stream: StreamId) {
+        let kept = self.progress.borrow().stream(stream).clone();
+        if kept.bytes() >= LIMIT {
+            return;
+        }
+        let spooled = Input::Spooled {
+            tag: self.tag.clone(),
+            stream,
+            length: kept.length,
+        };
+        if let Some(switch) = self.switch.upgrade() {
+            // A switch that has ended needs no report.
+            drop(switch.send(spooled).await);
+        }
+    }
+
+    async fn report_withheld(&self, growing: &mut Growing) {
+        for stream in std::mem::take(&mut growing.withheld) {
+            self.report(stream).await;
+        }
     }
 
     async fn begin_segment(&self, stream: StreamId) -> io::Result<Arc<File>> {
@@ -396,5 +502,43 @@ async fn create(dir: PathBuf, stream: StreamId, number: usize) -> io::Result<(St
             }
             other => return other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_room_blocks_a_command_until_others_have_left() {
+        let execs = tempfile::tempdir().unwrap();
+        let (inputs, mut switch) = mpsc::channel(8);
+        let room = Room::of(100);
+        room.take(90);
+        let beginning = Beginning {
+            tag: "t".into(),
+            command: "yes".into(),
+            channel: None,
+            window: 1000,
+            progress: Progress::default(),
+            details: ExecDetails::default(),
+        };
+        let mut spool = Spool::start(execs.path(), beginning, &room, inputs.downgrade());
+        let stream = StreamId::Out;
+        let bytes = vec![b'y'; 20];
+        spool.push(SpoolInput::Data { stream, bytes });
+        let kept = spool.progress.wait_for(|progress| progress.bytes() == 20);
+        drop(kept.await.unwrap());
+        // A record of the command waits for nothing.
+        assert_eq!(spool.roll().await.unwrap().bytes(), 20);
+        assert!(switch.try_recv().is_err(), "the guest may not send more");
+        room.give(90);
+        let reported = switch.recv().await;
+        assert!(
+            matches!(reported, Some(Input::Spooled { length: 20, .. })),
+            "{reported:?}"
+        );
+        spool.remove_output();
+        assert!(!room.is_full());
     }
 }

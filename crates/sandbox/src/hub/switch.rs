@@ -17,6 +17,7 @@ use super::admission::Conditions;
 use super::agent::AgentSide;
 use super::client::{Client, ClientId, Target};
 use super::record::{self, ExecRecord};
+use super::room::Room;
 use super::slot::{Kind, Owner, Slot};
 use super::spool::{Progress, Spool, SpoolInput};
 use super::{Activity, Census, Closed, ExecEntry, HubSpec, Restored, Status};
@@ -30,6 +31,8 @@ pub(super) const RESYNC_MAX: u32 = 5;
 pub(super) const RESYNC_FORGOTTEN: Duration = Duration::from_secs(30);
 /// The limit of input pieces of attached clients that wait for a command to read.
 pub(super) const WAITING_MAX: usize = 4096;
+/// What the arguments of commands take in a list, in bytes. A keeper's answer has at most 1 MiB.
+const LISTED_MAX: usize = 512 * 1024;
 /// How long clients may take to read their end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -51,6 +54,10 @@ pub(crate) enum Input {
         tag: String,
         stream: StreamId,
         length: u64,
+    },
+    /// A command that has ended was kept for as long as its client wanted.
+    Expire {
+        tag: String,
     },
     List(oneshot::Sender<Vec<ExecEntry>>),
     Record(oneshot::Sender<Vec<Recorded>>),
@@ -115,6 +122,7 @@ pub(super) struct Switch {
     pub(super) resyncs: u32,
     pub(super) last_loss: Instant,
     pub(super) execs: PathBuf,
+    pub(super) room: Room,
     /// The recorded commands of a restored guest, until its agent has listed its own.
     pub(super) restored_execs: Option<Vec<ExecRecord>>,
     restored: Option<Restored>,
@@ -158,6 +166,7 @@ impl Switch {
             resyncs: 0,
             last_loss: Instant::now(),
             execs,
+            room: Room::default(),
             restored_execs: None,
             restored,
             held: None,
@@ -204,10 +213,9 @@ impl Switch {
                 stream,
                 length,
             } => self.spooled(&tag, stream, length),
-            Input::List(reply) => {
-                // The task that asked may have stopped waiting.
-                drop(reply.send(self.spools.iter().map(|(id, s)| s.entry(id)).collect()))
-            }
+            Input::Expire { tag } => self.expire(&tag),
+            // The task that asked may have stopped waiting.
+            Input::List(reply) => drop(reply.send(self.list())),
             // As above.
             Input::Record(reply) => drop(reply.send(self.record())),
             Input::Resync => self.greet(),
@@ -262,6 +270,19 @@ impl Switch {
             .send_if_modified(|seen| std::mem::replace(seen, census) != census);
     }
 
+    fn list(&self) -> Vec<ExecEntry> {
+        let mut listed = 0;
+        let entry = |(id, spool): (&String, &Spool)| {
+            let mut entry = spool.entry(id);
+            listed += entry.details.size();
+            if listed > LISTED_MAX {
+                entry.details.config = None;
+            }
+            entry
+        };
+        self.spools.iter().map(entry).collect()
+    }
+
     /// Every command of this hub; those of clients while they run.
     fn record(&self) -> Vec<Recorded> {
         let spools = self.spools.iter().map(|(tag, spool)| {
@@ -279,9 +300,9 @@ impl Switch {
             .channels
             .values()
             .filter_map(|slot| match (&slot.owner, &slot.kind) {
-                (Owner::Client { .. }, Kind::Exec { tag, command }) if !slot.ended => {
-                    let tag = tag.clone();
-                    let command = command.clone();
+                (Owner::Client { .. }, Kind::Exec(exec)) if !slot.ended => {
+                    let tag = exec.tag.clone();
+                    let command = exec.command.clone();
                     let window = slot.window as u32;
                     let out = Vec::new();
                     let err = Vec::new();
@@ -293,6 +314,7 @@ impl Switch {
                         window,
                         out,
                         err,
+                        details: exec.details.clone(),
                     };
                     Some(Recorded { record, kept: None })
                 }

@@ -1,5 +1,6 @@
 //! The hub against agents that break the rules. Well-behaved ones are real: see `tests/vm`.
 
+mod labels;
 mod restore;
 
 use std::time::Duration;

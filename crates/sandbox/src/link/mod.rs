@@ -108,6 +108,8 @@ fn because(reason: Option<&str>) -> String {
 #[derive(Debug, Clone)]
 pub struct Link {
     connection: Arc<Connection>,
+    /// Of the protocol.
+    version: u16,
 }
 
 /// Keeps a connection open. The tasks that serve the connection hold only the [`Shared`] part.
@@ -179,7 +181,13 @@ impl Link {
         tokio::spawn(write_all(shared.clone(), writer));
         Ok(Link {
             connection: Arc::new(Connection { shared }),
+            version: answer.version,
         })
+    }
+
+    /// The version of the protocol that the other side has agreed to.
+    pub fn version(&self) -> u16 {
+        self.version
     }
 
     /// Opens a channel whose streams hold at most `window` bytes each on their way.
