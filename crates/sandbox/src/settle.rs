@@ -32,6 +32,7 @@ impl Inner {
     pub fn settle(&self, dir: SandboxDir) -> Result<Option<(SandboxDir, StateRecord)>> {
         let state = dir.state().map_err(store_error("read a sandbox's state"))?;
         if !has_machine(state.phase) {
+            self.remove_dead_socket(&dir)?;
             return Ok(Some((dir, state)));
         }
         let Some(mut owned) = self
@@ -71,6 +72,20 @@ impl Inner {
             tracing::warn!(%error, "the end of a sandbox cannot be recorded");
         }
         Ok(Some((dir, state)))
+    }
+
+    /// Removes the socket of a keeper that died when its sandbox was at rest already.
+    fn remove_dead_socket(&self, dir: &SandboxDir) -> Result<()> {
+        let socket = dir.keeper_socket();
+        if socket.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        // A keeper that lives has the lock.
+        let owned = self.store.try_own(dir);
+        match owned.map_err(store_error("lock a sandbox"))? {
+            Some(_owned) => remove_if_there(&socket),
+            None => Ok(()),
+        }
     }
 
     /// Locks a sandbox that no process runs. A keeper holds the lock for a moment after its sandbox
