@@ -24,7 +24,7 @@ use crate::fault::Step;
 use crate::fork::{ForkReport, ForkSpec, default_concurrency};
 use crate::host::Host;
 use crate::info::SandboxInfo;
-use crate::keeper::{Keeper, Lease, Mission, Task};
+use crate::keeper::{Keeper, Lease, Mission, Ready, Task};
 use crate::order::Wanted;
 use crate::sandbox::Sandbox;
 use crate::spec::SandboxSpec;
@@ -282,9 +282,11 @@ impl Member {
     }
 
     async fn ready(host: &Host, mut lease: Lease) -> Result<Self> {
-        let info = lease.ready().await?.info;
+        let Ready { info, answer } = lease.ready().await?;
         let dir = in_place(|| host.inner.find(&info.id))?;
-        let sandbox = Sandbox::kept(host, &dir, Keeper::of(&dir));
+        // One that booted has none, and nor has one of an older keeper.
+        let restored = serde_json::from_value(answer).ok();
+        let sandbox = Sandbox::kept(host, &dir, Keeper::of(&dir), restored);
         Ok(Self::Kept {
             lease,
             sandbox,

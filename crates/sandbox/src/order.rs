@@ -224,6 +224,27 @@ verbs! {
 }
 
 impl Order {
+    /// Its name in a keeper's log: that on the socket.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Stop(_) => "stop",
+            Self::Kill(_) => "kill",
+            Self::Start(_) => "start",
+            Self::Remove(_) => "remove",
+            Self::Checkpoint(_) => "checkpoint",
+            Self::GoTo(_) => "go_to",
+            Self::Forget(_) => "forget",
+            Self::Lend(_) => "lend",
+            Self::GiveBack(_) => "give_back",
+            Self::Pause(_) => "pause",
+            Self::Resume(_) => "resume",
+            Self::Mount(_) => "mount",
+            Self::Unmount(_) => "unmount",
+            Self::Applied(_) => "applied",
+            Self::Expire(_) => "expire",
+        }
+    }
+
     pub fn verb(&self) -> Verb {
         match self {
             Self::Stop(ask) => ask.verb(),

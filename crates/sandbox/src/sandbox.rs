@@ -28,7 +28,7 @@ use crate::guest::{
 use crate::host::Host;
 use crate::hub::ExecEntry;
 use crate::info::SandboxInfo;
-use crate::keeper::{self, Connection, Keeper, Stats, Task};
+use crate::keeper::{self, Connection, Keeper, Sample, Stats, Task};
 use crate::lend::Loan;
 use crate::mounts::{InUse, MountInfo, MountSpec, SERVED_WITHIN, ServedMount};
 use crate::order::{
@@ -55,6 +55,8 @@ pub struct Sandbox {
     local: Arc<OnceLock<Local>>,
     /// The keeper that created it.
     keeper: Option<Keeper>,
+    /// How it was restored when this handle created it.
+    created: Option<Arc<RestoreReport>>,
 }
 
 /// Where a verb goes.
@@ -75,6 +77,7 @@ impl Host {
             record: Arc::new(dir.record().clone()),
             local: Arc::new(local),
             keeper: None,
+            created: None,
         })
     }
 }
@@ -87,16 +90,23 @@ impl Sandbox {
             record: Arc::new(record),
             local: Arc::new(OnceLock::from(driver)),
             keeper: None,
+            created: None,
         }
     }
 
-    /// A sandbox that a keeper has just created.
-    pub(crate) fn kept(host: &Host, dir: &SandboxDir, keeper: Keeper) -> Self {
+    /// A sandbox that a keeper has just created. `created` is how its guest was restored.
+    pub(crate) fn kept(
+        host: &Host,
+        dir: &SandboxDir,
+        keeper: Keeper,
+        created: Option<RestoreReport>,
+    ) -> Self {
         Self {
             host: host.clone(),
             record: Arc::new(dir.record().clone()),
             local: Arc::default(),
             keeper: Some(keeper),
+            created: created.map(Arc::new),
         }
     }
 
@@ -106,6 +116,12 @@ impl Sandbox {
 
     pub fn name(&self) -> &str {
         self.record.name.as_str()
+    }
+
+    /// How its guest was restored, if a keeper created it through this handle or one that it was
+    /// cloned from. `None`: it was found, it booted, or this process runs it.
+    pub fn created(&self) -> Option<&RestoreReport> {
+        self.created.as_deref()
     }
 
     pub fn host(&self) -> &Host {
@@ -249,6 +265,17 @@ impl Sandbox {
         match self.route().await? {
             Route::Here(local) => keeper::stats(&self.host, &local).await,
             Route::Keeper(connection) => connection.stats().await,
+            Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
+        }
+    }
+
+    /// What the guest has used, oldest first, and what it uses now. Its keeper takes samples from
+    /// the first call on: every 5 s for some minutes after a call, then one a minute. Without a
+    /// keeper, only the sample of now.
+    pub async fn samples(&self) -> Result<Vec<Sample>> {
+        match self.route().await? {
+            Route::Here(local) => keeper::sample(&local).await.map(|sample| vec![sample]),
+            Route::Keeper(connection) => connection.samples().await,
             Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
         }
     }

@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::blocking::in_place;
+use crate::cause::Cause;
 use crate::error::Result;
 
 /// How long dropped work may take to be undone. A keeper that undoes its task has as long.
@@ -92,7 +93,8 @@ where
 {
     let mut tasks = Tasks::new();
     for (index, work) in work.into_iter().enumerate() {
-        tasks.spawn(async move { work.await.map(|done| (index, done)) });
+        let work = async move { work.await.map(|done| (index, done)) };
+        tasks.spawn(Cause::carried(work));
     }
     let mut results = Vec::new();
     let mut failed = None;

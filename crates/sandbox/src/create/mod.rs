@@ -481,8 +481,10 @@ async fn resume(host: &Inner, unfinished: &Unfinished, loaded: Loaded) -> Result
         hook: hook.name.clone(),
         reason: hook.what.clone(),
     });
+    let report = restored.report(restored.times.acknowledged);
     let mut running = restored.running;
     running.degraded.extend(failed);
+    running.created = Some(report);
     Ok(running)
 }
 

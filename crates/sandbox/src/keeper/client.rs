@@ -18,6 +18,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
+use super::samples::Sample;
 use super::serve::short_path;
 use super::stats::Stats;
 use super::wire::{self, Answer, Call, Hello, PROTOCOL};
@@ -157,6 +158,10 @@ impl Connection {
         self.call(&Call::Stats).await
     }
 
+    pub async fn samples(mut self) -> Result<Vec<Sample>> {
+        self.call(&Call::Samples).await
+    }
+
     pub async fn execs(mut self) -> Result<Vec<ExecEntry>> {
         self.call(&Call::Execs).await
     }
@@ -186,7 +191,7 @@ impl Connection {
     async fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T> {
         let keeper = self.keeper.clone();
         let silent = |source| keeper.silent(source);
-        wire::write_both(&mut self.stream, &Hello::ours(), call)
+        wire::write_both(&mut self.stream, &Hello::of_client(), call)
             .await
             .map_err(silent)?;
         let theirs = wire::read(&mut self.stream).await;

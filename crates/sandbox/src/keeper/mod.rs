@@ -15,6 +15,8 @@
 //! records that.
 
 mod client;
+mod requests;
+mod samples;
 mod serve;
 mod spawn;
 mod stats;
@@ -22,10 +24,12 @@ mod wire;
 
 pub use crate::config::KeeperProgram;
 pub(crate) use client::{Connection, Keeper};
+pub use samples::Sample;
+pub(crate) use samples::sample;
 pub use serve::run;
 pub(crate) use spawn::Lease;
 pub use spawn::leases_in_child;
 pub use stats::Stats;
 pub(crate) use stats::stats;
 pub use wire::{FEATURES, PROTOCOL};
-pub(crate) use wire::{Mission, Task};
+pub(crate) use wire::{Mission, Ready, Task};

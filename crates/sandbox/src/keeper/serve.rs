@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use sandtree_store::Phase;
@@ -16,9 +16,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
+use super::requests::{Carried, Requests};
+use super::samples::Samples;
 use super::stats::stats;
 use super::wire::{self, Answer, Call, Hello, Mission, News, PROTOCOL, Ready, Task, Word};
 use crate::blocking::may_block;
+use crate::cause::Cause;
 use crate::console;
 use crate::create::{self, CopySpec};
 use crate::driver::{Commit, Existence, Local};
@@ -43,9 +46,10 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// A keeper's whole life. `lease` is its end of the socket pair that it was started with.
 pub async fn run(mut lease: UnixStream) -> Result<()> {
     leave_terminal();
-    let Some(mission) = accept(&mut lease).await? else {
+    let Some((mission, cause)) = accept(&mut lease).await? else {
         return Ok(());
     };
+    let began = Instant::now();
     let mut ended = Ended::new()?;
     let made = tokio::select! {
         made = make(&mission, &mut lease) => made,
@@ -74,9 +78,19 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
         is_owned: false,
         is_committed: false,
         is_released: false,
+        samples: Samples::default(),
+        requests: Requests::default(),
     };
     let left = match shift.announce(answer).await {
-        Ok(listener) => shift.serve(listener, &mut ended).await,
+        Ok(listener) => {
+            let carried = Carried {
+                verb: shift.mission.task.name(),
+                began,
+                failed: None,
+            };
+            shift.requests.note(cause.as_ref(), &carried);
+            shift.serve(listener, &mut ended).await
+        }
         Err(error) => {
             fail(&mut shift.lease, &error).await?;
             Left::Unwanted
@@ -93,9 +107,9 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
     rested
 }
 
-/// Exchanges hellos and reads the mission. `None`: the other end speaks another version, or has
-/// stopped waiting.
-async fn accept(lease: &mut UnixStream) -> Result<Option<Mission>> {
+/// Exchanges hellos and reads the mission, and the request that it is for. `None`: the other end
+/// speaks another version, or has stopped waiting.
+async fn accept(lease: &mut UnixStream) -> Result<Option<(Mission, Option<Cause>)>> {
     let theirs: Option<Hello> = unless_gone(wire::read(lease).await)?;
     let Some(theirs) = theirs else {
         return Ok(None);
@@ -104,7 +118,8 @@ async fn accept(lease: &mut UnixStream) -> Result<Option<Mission>> {
     if answered.is_none() || theirs.protocol != PROTOCOL {
         return Ok(None);
     }
-    unless_gone(wire::read(lease).await)
+    let mission = unless_gone(wire::read(lease).await)?;
+    Ok(mission.map(|mission| (mission, theirs.cause())))
 }
 
 /// `None`: the other end is closed.
@@ -191,10 +206,14 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
             unless_closed(lease, may_block(copy.resume())).await?
         }
     };
-    Ok(unfinished.map(|unfinished| Made {
+    let Some(unfinished) = unfinished else {
+        return Ok(None);
+    };
+    let answer = value(Ok(&unfinished.running.created))?;
+    Ok(Some(Made {
         sandbox: unfinished.drive(&host, Existence::Pending),
         host,
-        answer: Value::Null,
+        answer,
     }))
 }
 
@@ -276,6 +295,8 @@ struct Shift {
     is_owned: bool,
     is_committed: bool,
     is_released: bool,
+    samples: Samples,
+    requests: Requests,
 }
 
 impl Shift {
@@ -305,9 +326,7 @@ impl Shift {
                             Needed::UntilItRests => Hello::ours(),
                             Needed::UntilItIsRemoved => Hello::of_owned(),
                         };
-                        let attending =
-                            attend(self.host.clone(), self.sandbox.clone(), stream, hello);
-                        clients.spawn(attending);
+                        clients.spawn(self.desk().attend(stream, hello));
                     }
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a client");
@@ -331,6 +350,15 @@ impl Shift {
             tracing::warn!("a client did not take its answer");
         }
         left
+    }
+
+    fn desk(&self) -> Desk {
+        Desk {
+            host: self.host.clone(),
+            sandbox: self.sandbox.clone(),
+            samples: self.samples.clone(),
+            requests: self.requests.clone(),
+        }
     }
 
     /// From here on the keeper serves the sandbox while it rests, too.
@@ -591,27 +619,39 @@ impl Ended {
     }
 }
 
-async fn attend(host: Host, sandbox: Local, mut stream: UnixStream, hello: Hello) {
-    if !is_ours(&stream) {
-        return;
-    }
-    let hearing = tokio::time::timeout(REQUEST_DEADLINE, hear(&mut stream, &hello));
-    let Ok(Ok(Some(call))) = hearing.await else {
-        return;
-    };
-    if let Err(error) = answer(&host, &sandbox, stream, call).await {
-        tracing::debug!(%error, "a client left before its answer");
+/// What a client is served with.
+struct Desk {
+    host: Host,
+    sandbox: Local,
+    samples: Samples,
+    requests: Requests,
+}
+
+impl Desk {
+    async fn attend(self, mut stream: UnixStream, hello: Hello) {
+        if !is_ours(&stream) {
+            return;
+        }
+        let hearing = tokio::time::timeout(REQUEST_DEADLINE, hear(&mut stream, &hello));
+        let Ok(Ok(Some((call, cause)))) = hearing.await else {
+            return;
+        };
+        if let Err(error) = self.answer(stream, call, cause).await {
+            tracing::debug!(%error, "a client left before its answer");
+        }
     }
 }
 
-/// Exchanges hellos and reads the call. `None`: the client speaks another version.
-async fn hear(stream: &mut UnixStream, ours: &Hello) -> io::Result<Option<Call>> {
+/// Exchanges hellos and reads the call, and the request that it is for. `None`: the client speaks
+/// another version.
+async fn hear(stream: &mut UnixStream, ours: &Hello) -> io::Result<Option<(Call, Option<Cause>)>> {
     let theirs: Hello = wire::read(stream).await?;
     wire::write(stream, ours).await?;
     if theirs.protocol != PROTOCOL {
         return Ok(None);
     }
-    wire::read(stream).await.map(Some)
+    let call = wire::read(stream).await?;
+    Ok(Some((call, theirs.cause())))
 }
 
 /// Whether the client has our user id, or is root. The directory's mode already refuses other
@@ -623,44 +663,60 @@ fn is_ours(stream: &UnixStream) -> bool {
         .is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0)
 }
 
-async fn answer(
-    host: &Host,
-    sandbox: &Local,
-    mut stream: UnixStream,
-    call: Call,
-) -> io::Result<()> {
-    match call {
-        Call::Link => {
-            let hub = sandbox.status().hub();
-            wire::write(&mut stream, &reported(hub.as_ref().map(drop))).await?;
-            if let Ok(hub) = hub {
-                hub.serve(stream).await;
+impl Desk {
+    async fn answer(
+        &self,
+        mut stream: UnixStream,
+        call: Call,
+        cause: Option<Cause>,
+    ) -> io::Result<()> {
+        let sandbox = &self.sandbox;
+        match call {
+            Call::Link => {
+                let hub = sandbox.status().hub();
+                wire::write(&mut stream, &reported(hub.as_ref().map(drop))).await?;
+                if let Ok(hub) = hub {
+                    hub.serve(stream).await;
+                }
+                Ok(())
             }
-            Ok(())
-        }
-        Call::Watch => watch(sandbox, stream).await,
-        Call::Stats => {
-            let stats = stats(host, sandbox).await;
-            wire::write(&mut stream, &reported(stats.as_ref())).await
-        }
-        Call::Execs => {
-            let execs = execs(sandbox).await;
-            wire::write(&mut stream, &reported(execs.as_ref())).await
-        }
-        Call::Mounts => {
-            let mounts = mounts(sandbox).await;
-            wire::write(&mut stream, &reported(mounts.as_ref())).await
-        }
-        Call::Order(Order::Lend(wanted)) => lend(sandbox, wanted, stream).await,
-        // Only the connection of a loan can end the loan.
-        Call::Order(Order::GiveBack(given)) => {
-            let rule = "a lent state is returned by closing the connection that it was lent on";
-            let refused: Result<()> = Err(Error::invalid("order to give back", given.state, rule));
-            wire::write(&mut stream, &reported(refused.as_ref())).await
-        }
-        Call::Order(order) => {
-            let answer = obey(sandbox, order).await;
-            wire::write(&mut stream, &reported(answer.as_ref())).await
+            Call::Watch => watch(sandbox, stream).await,
+            Call::Stats => {
+                let stats = stats(&self.host, sandbox).await;
+                wire::write(&mut stream, &reported(stats.as_ref())).await
+            }
+            Call::Samples => {
+                let samples = self.samples.asked(sandbox).await;
+                wire::write(&mut stream, &Answer::Ok(samples)).await
+            }
+            Call::Execs => {
+                let execs = execs(sandbox).await;
+                wire::write(&mut stream, &reported(execs.as_ref())).await
+            }
+            Call::Mounts => {
+                let mounts = mounts(sandbox).await;
+                wire::write(&mut stream, &reported(mounts.as_ref())).await
+            }
+            Call::Order(Order::Lend(wanted)) => self.lend(wanted, stream, cause).await,
+            // Only the connection of a loan can end the loan.
+            Call::Order(Order::GiveBack(given)) => {
+                let rule = "a lent state is returned by closing the connection that it was lent on";
+                let refused: Result<()> =
+                    Err(Error::invalid("order to give back", given.state, rule));
+                wire::write(&mut stream, &reported(refused.as_ref())).await
+            }
+            Call::Order(order) => {
+                let began = Instant::now();
+                let verb = order.name();
+                let answer = obey(sandbox, order).await;
+                let carried = Carried {
+                    verb,
+                    began,
+                    failed: answer.as_ref().err(),
+                };
+                self.requests.note(cause.as_ref(), &carried);
+                wire::write(&mut stream, &reported(answer.as_ref())).await
+            }
         }
     }
 }
@@ -704,19 +760,33 @@ async fn mounts(sandbox: &Local) -> Result<Vec<ServedMount>> {
     Ok(sandbox.status().hub()?.mounts().served().await)
 }
 
-/// Lends a state until the client closes the connection.
-async fn lend(sandbox: &Local, wanted: Wanted, mut stream: UnixStream) -> io::Result<()> {
-    let lent = sandbox.ask(wanted).await;
-    let written = wire::write(&mut stream, &reported(lent.as_ref())).await;
-    let Ok(lent) = lent else { return written };
-    if written.is_ok() {
-        closed(&mut stream).await;
+impl Desk {
+    /// Lends a state until the client closes the connection.
+    async fn lend(
+        &self,
+        wanted: Wanted,
+        mut stream: UnixStream,
+        cause: Option<Cause>,
+    ) -> io::Result<()> {
+        let began = Instant::now();
+        let lent = self.sandbox.ask(wanted).await;
+        let carried = Carried {
+            verb: "lend",
+            began,
+            failed: lent.as_ref().err(),
+        };
+        self.requests.note(cause.as_ref(), &carried);
+        let written = wire::write(&mut stream, &reported(lent.as_ref())).await;
+        let Ok(lent) = lent else { return written };
+        if written.is_ok() {
+            closed(&mut stream).await;
+        }
+        let returned = self.sandbox.ask(GiveBack { state: lent.state }).await;
+        if let Err(error) = returned {
+            tracing::warn!(%error, "a lent state stays until the sandbox is next opened");
+        }
+        written
     }
-    let returned = sandbox.ask(GiveBack { state: lent.state }).await;
-    if let Err(error) = returned {
-        tracing::warn!(%error, "a lent state stays until the sandbox is next opened");
-    }
-    written
 }
 
 /// A result as the answer that is sent.

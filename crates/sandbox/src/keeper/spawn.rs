@@ -81,7 +81,7 @@ impl Lease {
             name: name.to_owned(),
             stream: Some(spawn(program).map_err(failed)?),
         };
-        wire::write_both(lease.stream(), &Hello::ours(), mission)
+        wire::write_both(lease.stream(), &Hello::of_client(), mission)
             .await
             .map_err(failed)?;
         let theirs = wire::read(lease.stream()).await;

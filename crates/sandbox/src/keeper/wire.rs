@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::cause::Cause;
 use crate::config::HostConfig;
 use crate::create::ForkMounts;
 use crate::error::Report;
@@ -21,7 +22,7 @@ use crate::spec::SandboxSpec;
 pub const PROTOCOL: u32 = 3;
 
 /// The features added within this version. A client that needs a feature looks for it in the hello.
-pub const FEATURES: [&str; 3] = ["batch", "own", "watch"];
+pub const FEATURES: [&str; 4] = ["batch", "own", "samples", "watch"];
 
 /// Listed in the hello of a keeper that stays when its sandbox rests, because the sandbox has an
 /// owner.
@@ -37,6 +38,9 @@ pub(crate) struct Hello {
     /// The version of the program, for people.
     pub program: String,
     pub features: Vec<String>,
+    /// The request that asks, for the keeper's log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
 }
 
 impl Hello {
@@ -45,7 +49,25 @@ impl Hello {
             protocol: PROTOCOL,
             program: env!("CARGO_PKG_VERSION").into(),
             features: FEATURES.map(str::to_owned).to_vec(),
+            cause: None,
         }
+    }
+
+    /// The hello of a client, with the request that the running task works for.
+    pub fn of_client() -> Self {
+        Self {
+            cause: Cause::current().map(|cause| cause.to_string()),
+            ..Self::ours()
+        }
+    }
+
+    /// The request that a client works for.
+    pub fn cause(&self) -> Option<Cause> {
+        Cause::parse(self.cause.as_deref()?)
+    }
+
+    pub fn has(&self, feature: &str) -> bool {
+        self.features.iter().any(|other| other == feature)
     }
 
     /// The hello of a keeper whose sandbox has an owner.
@@ -57,7 +79,7 @@ impl Hello {
 
     /// Whether the keeper stays when its sandbox rests.
     pub fn stays(&self) -> bool {
-        self.features.iter().any(|feature| feature == STAYS)
+        self.has(STAYS)
     }
 }
 
@@ -71,6 +93,8 @@ pub(crate) enum Call {
     Watch,
     /// What the sandbox uses.
     Stats,
+    /// What the guest used in the past. From the first such call on, the keeper takes samples.
+    Samples,
     /// The detached commands.
     Execs,
     /// Its mounts, as their server sees them.
@@ -108,6 +132,15 @@ pub(crate) enum Task {
 }
 
 impl Task {
+    /// What the log calls it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "create",
+            Self::Copy { .. } => "copy",
+            Self::Order { order, .. } => order.name(),
+        }
+    }
+
     pub fn makes_a_sandbox(&self) -> bool {
         matches!(self, Self::Create(_) | Self::Copy { .. })
     }
@@ -263,14 +296,22 @@ mod tests {
         let hello = Hello {
             protocol: 3,
             program: "0.1.0".into(),
-            features: vec!["batch".into(), "own".into(), "watch".into()],
+            features: FEATURES.map(str::to_owned).to_vec(),
+            cause: None,
         };
         assert_golden("hello", &hello);
         assert!(!hello.stays());
+        let asking = Hello {
+            cause: Some("4b5c".into()),
+            ..hello
+        };
+        assert_golden("hello for a request", &asking);
+        assert_eq!(asking.cause(), Cause::parse("4b5c"));
         assert_golden("hello of an owned sandbox", &Hello::of_owned());
         assert_golden("link", &Call::Link);
         assert_golden("watch", &Call::Watch);
         assert_golden("stats", &Call::Stats);
+        assert_golden("samples", &Call::Samples);
         assert_golden("execs", &Call::Execs);
         assert_golden("mounts", &Call::Mounts);
         assert_golden(

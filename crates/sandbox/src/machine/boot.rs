@@ -168,6 +168,7 @@ impl Arriving {
             record: self.record,
             execs: self.execs,
             degraded: self.degraded,
+            created: None,
         })
     }
 }

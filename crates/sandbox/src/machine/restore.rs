@@ -517,11 +517,10 @@ impl Loaded {
             loading,
         } = self;
         let began = Instant::now();
-        let Connections { hub, belongs } = connections;
-        let mounts = machine.take_mounts();
-        let connected = hub.connect((port, mounts), dir, &manifest, kept).await?;
+        let ports = (port, machine.take_mounts());
+        let connected = connections.hub.connect(ports, dir, &manifest, kept).await?;
         degraded.extend(serve_mounts(&connected.hub, dir, &manifest));
-        let rebirth = identity::rebirth(dir.record(), belongs, manifest.disk_bytes);
+        let rebirth = identity::rebirth(dir.record(), connections.belongs, manifest.disk_bytes);
         let waking = Waking {
             host,
             machine: &machine,
@@ -558,6 +557,7 @@ impl Loaded {
             record,
             execs: connected.execs,
             degraded: degraded.into_iter().chain(woken.degraded).collect(),
+            created: None,
         };
         Ok(Restored {
             running,

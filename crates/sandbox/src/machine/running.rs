@@ -13,6 +13,7 @@ use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
 use crate::guest::{Forward, Guest};
 use crate::hub::{Gate, Hub};
+use crate::states::RestoreReport;
 
 /// A machine that is up, with everything that serves it.
 #[derive(Debug)]
@@ -34,6 +35,8 @@ pub(crate) struct Running {
     pub execs: PathBuf,
     /// The degradations of the machine, with their reasons.
     pub degraded: Vec<Degradation>,
+    /// How the guest of a new sandbox was restored.
+    pub created: Option<RestoreReport>,
 }
 
 impl Running {
