@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use sandtree::{ExecHandle, ExecId, Stdin};
+use sandtree::{ExecEntry, ExecHandle, ExecId, Stdin};
 use serde::Deserialize;
 
 use crate::locked::lock;
@@ -74,4 +74,23 @@ pub struct ProcessConfig {
     #[serde(default)]
     pub envs: BTreeMap<String, String>,
     pub cwd: Option<String>,
+}
+
+impl ProcessConfig {
+    /// A command as the hub knows it: without its environment, which may be secret.
+    pub fn of(entry: &ExecEntry) -> Self {
+        let Some(config) = &entry.details.config else {
+            return Self {
+                cmd: entry.command.clone(),
+                ..Self::default()
+            };
+        };
+        let mut argv = config.argv.iter().cloned();
+        Self {
+            cmd: argv.next().unwrap_or_default(),
+            args: argv.collect(),
+            envs: BTreeMap::new(),
+            cwd: config.workdir.clone(),
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Contents of a guest's files, up and down.
 
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,9 +17,9 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use sandtree::{ErrorKind, FileKind, FileOwner, Files};
+use sandtree::{Code, ErrorKind, FileKind, FileOwner, Files};
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt, BufReader, DuplexStream};
 use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::Call;
@@ -34,7 +35,6 @@ const PARTS_MAX: usize = 10_000;
 /// What a form may have beside the contents of its files, for each of them.
 const PART_HEAD_MAX: usize = 256 * 1024;
 const SIZELESS_MAX: usize = 4 << 20;
-const SKIPPED_MAX: u64 = 64 << 20;
 const LINKS_MAX: usize = 16;
 /// The headers with a file's metadata.
 const METADATA_HEADER: &str = "x-metadata-";
@@ -134,22 +134,13 @@ pub async fn download(call: Call, request: Request) -> Result<Response> {
         return Ok(content.into_response());
     }
     let range = range(request.headers(), stat.size)?;
-    // The guest reads from the beginning, so a range far behind it is as good as the whole file.
-    let range = range.filter(|range| range.start <= SKIPPED_MAX);
-    let (mut reader, mut writer) = tokio::io::duplex(BUFFER);
-    let reading = path.clone();
-    tokio::spawn(async move {
-        // A client that is gone, or a file that shrinks, ends the body early: the client sees it.
-        if let Err(error) = files.read(&reading, &mut writer).await {
-            tracing::debug!(%error, "a download ended early");
-        }
-    });
-    if let Some(range) = &range {
-        let mut skipped = (&mut reader).take(range.start);
-        tokio::io::copy(&mut skipped, &mut tokio::io::sink())
-            .await
-            .map_err(|error| Fault::internal(error.to_string()))?;
-    }
+    let range = match range {
+        Some(range) if reads_ranges(&files, &path).await? => Some(range),
+        // The whole file, as the standard allows.
+        _ => None,
+    };
+    let (reader, writer) = tokio::io::duplex(BUFFER);
+    tokio::spawn(read(files, path, range.clone(), writer));
     let length = range
         .as_ref()
         .map_or(stat.size, |range| range.end - range.start);
@@ -171,8 +162,29 @@ pub async fn download(call: Call, request: Request) -> Result<Response> {
     Ok(response)
 }
 
+/// Whether the guest's agent reads parts of files: that of an older state does not.
+async fn reads_ranges(files: &Files, path: &Path) -> Result<bool> {
+    match files.read_range(path, 0..0, &mut tokio::io::sink()).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.code() == Some(Code::AgentTooOld) => Ok(false),
+        Err(error) => Err(missing(error, path)),
+    }
+}
+
+/// Reads a file, or a part of it. A client that is gone, or a file that shrinks, ends the body
+/// early: the client sees it.
+async fn read(files: Files, path: PathBuf, range: Option<Range<u64>>, mut to: DuplexStream) {
+    let read = match range {
+        Some(range) => files.read_range(&path, range, &mut to).await,
+        None => files.read(&path, &mut to).await,
+    };
+    if let Err(error) = read {
+        tracing::debug!(%error, "a download ended early");
+    }
+}
+
 /// The one range that a client asks for. Others are ignored, as the standard allows.
-fn range(headers: &HeaderMap, size: u64) -> Result<Option<std::ops::Range<u64>>> {
+fn range(headers: &HeaderMap, size: u64) -> Result<Option<Range<u64>>> {
     let Some(text) = auth::header(headers, RANGE.as_str()) else {
         return Ok(None);
     };

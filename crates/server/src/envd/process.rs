@@ -3,8 +3,9 @@
 //! A command is a detached command of the sandbox's keeper: it outlives its client, this server and
 //! a pause. The number by which clients know it is its process id in the guest.
 //!
-//! Always: a client that is slow slows its own stream only. A command that has ended is kept for
-//! [`KEPT_FOR`], and then its output is removed.
+//! Always: a client that is slow slows its own stream only. The hub knows how each command was
+//! started, so another server finds it again; it removes a command [`KEPT_FOR`] after its end, or
+//! when its last client has read everything.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,7 +18,9 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::HeaderMap;
-use sandtree::{ByteStream, Code, Error, Exec, ExecId, ExecSpec, ExitStatus, Lifetime, TermSize};
+use sandtree::{
+    ByteStream, Code, Error, Exec, ExecEntry, ExecId, ExecSpec, ExitStatus, Lifetime, TermSize,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -75,6 +78,24 @@ impl From<Size> for TermSize {
 struct Selector {
     pid: Option<u32>,
     tag: Option<String>,
+}
+
+impl Selector {
+    /// Whether it is this command. A number is that of a client; without it, a tag.
+    fn means(&self, entry: &ExecEntry) -> bool {
+        match self.pid {
+            Some(pid) => entry.pid == Some(pid),
+            None => entry.details.label.is_some() && entry.details.label == self.tag,
+        }
+    }
+
+    fn missing(&self) -> Fault {
+        let selected = match (self.pid, &self.tag) {
+            (None, Some(tag)) => format!("tag {tag}"),
+            (pid, _) => format!("pid {}", pid.unwrap_or_default()),
+        };
+        Fault::not_found(format!("process with {selected} not found"))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -198,6 +219,8 @@ async fn spec(call: &Call, headers: &HeaderMap, start: &Start) -> Result<ExecSpe
     spec.stdin = start.takes_input();
     spec.timeout = deadline(headers)?;
     spec.lifetime = Lifetime::Detached;
+    spec.label = start.tag.clone();
+    spec.kept = Some(KEPT_FOR);
     Ok(spec)
 }
 
@@ -236,7 +259,7 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>> {
     Ok(Some(Duration::from_millis(ms)).filter(|limit| !limit.is_zero()))
 }
 
-/// Makes a command known by its number, and removes its output some time after its end.
+/// Makes a command known by its number, until some time after its end.
 fn register(call: &Call, process: Process) -> Arc<Process> {
     let gateway = call.gateway.clone();
     let connection = call.connection.clone();
@@ -252,9 +275,6 @@ fn register(call: &Call, process: Process) -> Arc<Process> {
             tokio::time::sleep(KEPT_FOR).await;
         }
         gateway.processes().remove(connection.id(), &known);
-        if let Err(error) = connection.guest.discard(&known.exec).await {
-            tracing::debug!(%error, "a command that has ended is not removed");
-        }
     });
     process
 }
@@ -288,11 +308,12 @@ fn follow(
     let every = rpc::keepalive(headers);
     let (answers, response) = Answers::new();
     let connection = connection.clone();
+    let mut streams = streams;
     tokio::spawn(async move {
         let told = tokio::select! {
-            told = tell(&answers, &process, streams, every) => told,
+            told = tell(&answers, &process, &mut streams, every) => told,
             () = connection.ended() => Told::Lost,
-            () = answers.closed() => return,
+            () = answers.closed() => Told::Lost,
         };
         match told {
             Told::Whole => answers.end().await,
@@ -301,10 +322,27 @@ fn follow(
                 let fault = Fault::new(status, "the command took longer than its timeout");
                 answers.fail(&fault).await;
             }
-            Told::Lost => drop(answers),
+            Told::Lost => {
+                drop(answers);
+                drain(streams, &connection).await;
+            }
         }
     });
     response
+}
+
+/// Reads what no client reads: the end of a command comes after its output.
+async fn drain(mut streams: Streams, connection: &Connection) {
+    let all = async {
+        tokio::join!(
+            read_to_end(streams.out.take()),
+            read_to_end(streams.err.take())
+        );
+    };
+    tokio::select! {
+        () = all => {}
+        () = connection.ended() => {}
+    }
 }
 
 /// How the story of a command ended.
@@ -315,23 +353,28 @@ enum Told {
     Lost,
 }
 
-async fn tell(answers: &Answers, process: &Process, streams: Streams, keepalive: Duration) -> Told {
+async fn tell(
+    answers: &Answers,
+    process: &Process,
+    streams: &mut Streams,
+    keepalive: Duration,
+) -> Told {
     let start = json!({ "event": { "start": { "pid": process.pid } } });
     if !answers.send(&start).await {
         return Told::Lost;
     }
     let Streams {
-        mut out,
-        mut err,
-        mut skip_out,
-        mut skip_err,
+        out,
+        err,
+        skip_out,
+        skip_err,
     } = streams;
     let out_name = if process.terminal { "pty" } else { "stdout" };
     let mut quiet = Instant::now();
     while out.is_some() || err.is_some() {
         let next = tokio::select! {
-            next = next(&mut out), if out.is_some() => (next, out_name, &mut skip_out, &mut out),
-            next = next(&mut err), if err.is_some() => (next, "stderr", &mut skip_err, &mut err),
+            next = next(out), if out.is_some() => (next, out_name, &mut *skip_out, &mut *out),
+            next = next(err), if err.is_some() => (next, "stderr", &mut *skip_err, &mut *err),
             () = tokio::time::sleep_until(quiet + keepalive) => {
                 quiet = Instant::now();
                 if !answers.send(&json!({ "event": { "keepalive": {} } })).await {
@@ -376,6 +419,13 @@ async fn next(stream: &mut Option<ByteStream>) -> Result<Option<bytes::Bytes>, (
         Some(stream) => stream.next().await.map_err(drop),
         None => std::future::pending().await,
     }
+}
+
+async fn read_to_end(stream: Option<ByteStream>) {
+    let Some(mut stream) = stream else {
+        return;
+    };
+    while let Ok(Some(_)) = stream.next().await {}
 }
 
 /// The end of a command, in the words of Go's library, which clients know.
@@ -437,10 +487,7 @@ async fn list(call: &Call) -> Result<Value> {
             .filter(|known| known.exec.to_string() == entry.id)
         {
             Some(known) => known.config.clone(),
-            None => ProcessConfig {
-                cmd: entry.command.clone(),
-                ..ProcessConfig::default()
-            },
+            None => ProcessConfig::of(entry),
         };
         let mut shown = json!({
             "pid": pid,
@@ -449,8 +496,8 @@ async fn list(call: &Call) -> Result<Value> {
         if let Some(cwd) = config.cwd {
             shown["config"]["cwd"] = cwd.into();
         }
-        if let Some(tag) = known.and_then(|known| known.tag.clone()) {
-            shown["tag"] = tag.into();
+        if let Some(tag) = &entry.details.label {
+            shown["tag"] = tag.as_str().into();
         }
         Some(shown)
     });
@@ -461,37 +508,30 @@ async fn list(call: &Call) -> Result<Value> {
 async fn find(call: &Call, selector: &Selector) -> Result<Arc<Process>> {
     let sandbox = call.connection.id();
     let processes = call.gateway.processes();
-    let (pid, known) = match (selector.pid, &selector.tag) {
-        (Some(pid), _) => (pid, processes.get(sandbox, pid)),
-        (None, Some(tag)) => {
-            let known = processes.tagged(sandbox, tag);
-            let missing = || Fault::not_found(format!("process with tag {tag} not found"));
-            return known.ok_or_else(missing);
-        }
+    let known = match (selector.pid, &selector.tag) {
+        (Some(pid), _) => processes.get(sandbox, pid),
+        (None, Some(tag)) => processes.tagged(sandbox, tag),
         (None, None) => return Err(Fault::bad_request("a process is selected by pid or tag")),
     };
     if let Some(known) = known {
         return Ok(known);
     }
-    let missing = || Fault::not_found(format!("process with pid {pid} not found"));
     let entries = call.connection.sandbox.execs().await?;
     let mut running = entries.into_iter().filter(|entry| entry.ended.is_none());
-    let entry = running.find(|entry| entry.pid == Some(pid));
-    let entry = entry.ok_or_else(missing)?;
+    let entry = running.find(|entry| selector.means(entry));
+    let entry = entry.ok_or_else(|| selector.missing())?;
     let id = ExecId::from_str(&entry.id)?;
-    let exec = call.connection.guest.attach(id).await?;
+    let mut exec = call.connection.guest.attach(id).await?;
+    let streams = Streams::of(&mut exec);
+    let connection = call.connection.clone();
+    tokio::spawn(async move { drain(streams, &connection).await });
     let process = Process {
         exec: exec.id().clone(),
-        pid,
-        tag: None,
-        config: ProcessConfig {
-            cmd: entry.command,
-            ..ProcessConfig::default()
-        },
-        // An earlier server knew. A terminal has all output on stdout, as a command without one
-        // may have.
-        terminal: false,
-        takes_input: true,
+        pid: exec.pid(),
+        tag: entry.details.label.clone(),
+        config: ProcessConfig::of(&entry),
+        terminal: entry.details.terminal,
+        takes_input: entry.details.terminal || entry.details.stdin,
         handle: exec.handle().clone(),
         stdin: tokio::sync::Mutex::new(exec.stdin.clone()),
     };
