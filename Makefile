@@ -38,11 +38,13 @@ demo: build
 test: setup-tests lint unit fuzz-short vm python sdk
 	@echo "all checks and tests passed"
 
-# The second clippy checks the program as it is shipped: without the features of tests and benchmarks.
+# The second clippy checks the program as it is shipped: without the features of tests and benchmarks. The third has traces,
+# which have no dependencies of their own.
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --locked -p sandtree-cli -- -D warnings
+	$(CARGO) clippy --locked -p sandtree-cli --features otlp -- -D warnings
 	@./scripts/deny
 
 # What tests start. All of the workspace each time, so that nothing is built twice with other features.

@@ -30,10 +30,10 @@ def sandtree(*arguments, check=True):
 class Server:
     """`sandtree serve` as a process of its own."""
 
-    def __init__(self, listen="127.0.0.1:0"):
+    def __init__(self, listen="127.0.0.1:0", *options):
         self.log = open(os.path.join(_home, "server.log"), "ab")
         self.process = subprocess.Popen(
-            [PROGRAM, "--home", STORE, "--json", "serve", "--listen", listen],
+            [PROGRAM, "--home", STORE, "--json", "serve", "--listen", listen, *options],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
@@ -45,7 +45,7 @@ class Server:
 
     @property
     def address(self):
-        return self.url.removeprefix("http://")
+        return self.url.split("://")[1]
 
     def kill(self):
         """As a crash would."""

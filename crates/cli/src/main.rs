@@ -18,7 +18,7 @@ use std::time::Duration;
 use clap::Parser;
 use tracing_subscriber::fmt::format::FmtSpan;
 
-use crate::commands::Args;
+use crate::commands::{Args, Command};
 use crate::failure::Failure;
 
 const UNDO_DEADLINE: Duration = Duration::from_secs(10);
@@ -61,11 +61,14 @@ fn is_version_asked() -> bool {
     args.next().is_some_and(|arg| arg == "--version") && args.next().is_none()
 }
 
+/// What is logged without a choice: warnings, and one line for each request of a server.
+const LOGGED: &str = "warn,request=info";
+
 /// Logs the library's warnings to stderr. SANDTREE_LOG selects more, in the syntax of tracing's
 /// filters.
 fn log_to_stderr(args: &Args) {
-    let filter = args.global.log.as_deref().unwrap_or("warn");
-    tracing_subscriber::fmt()
+    let filter = args.global.log.as_deref().unwrap_or(LOGGED);
+    let log = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         // Shows how long each span took.
         .with_span_events(FmtSpan::CLOSE)
@@ -73,6 +76,11 @@ fn log_to_stderr(args: &Args) {
         .with_ansi(false)
         .with_target(false)
         // A log that cannot be written, for example on a full disk, must not panic.
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    // The errors of other commands are one JSON object, and nothing follows it.
+    if args.global.json && matches!(args.command, Command::Serve(_)) {
+        log.json().flatten_event(true).init();
+    } else {
+        log.init();
+    }
 }

@@ -6,8 +6,13 @@ use std::task::{Context, Poll};
 
 use axum::body::Body;
 use bytes::Bytes;
+use http_body_util::LengthLimitError;
+use hyper::StatusCode;
 use hyper::body::Frame;
 use tokio::sync::mpsc;
+
+use crate::error::{Fault, Result};
+use crate::observe::{is_timeout, sources};
 
 /// Pieces that wait for a client. A slow client slows the source down.
 const PIECES: usize = 8;
@@ -47,6 +52,24 @@ impl Sender {
     }
 }
 
+/// The whole body of a request, of at most `most` bytes.
+pub async fn whole(body: Body, most: usize) -> Result<Bytes> {
+    let whole = axum::body::to_bytes(body, most).await;
+    whole.map_err(|error| {
+        if is_timeout(&error) {
+            let message = "the body came too slowly";
+            return Fault::new(StatusCode::REQUEST_TIMEOUT, message);
+        }
+        let is_long = sources(&error).any(|source| source.is::<LengthLimitError>());
+        let message = format!("the body is too large: at most {most} bytes");
+        if is_long {
+            Fault::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        } else {
+            Fault::bad_request("the body broke off")
+        }
+    })
+}
+
 struct Pieces(mpsc::Receiver<Piece>);
 
 impl hyper::body::Body for Pieces {
@@ -56,7 +79,7 @@ impl hyper::body::Body for Pieces {
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         self.0.poll_recv(context).map(|piece| match piece {
             Some(Piece::Data(bytes)) => Some(Ok(Frame::data(bytes))),
             Some(Piece::End) => None,

@@ -5,8 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hyper::Uri;
 use sandtree::RegistryAccess;
 use serde::Deserialize;
+
+use crate::observe;
 
 /// The port of E2B's own development server.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
@@ -25,6 +28,23 @@ pub struct Config {
     pub timeout: Duration,
     /// How registries are reached, unless a client says otherwise.
     pub registry: RegistryAccess,
+    /// Who may read the figures at `/metrics`.
+    pub metrics: MetricsAccess,
+    /// The collector that gets traces, by OTLP over HTTP.
+    pub traces: Option<Uri>,
+    /// How many descriptors this process may have. `None`: enough.
+    pub descriptors: Option<u64>,
+}
+
+/// Who may read the figures at `/metrics`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MetricsAccess {
+    /// Holders of a key.
+    #[default]
+    Key,
+    /// Everybody on this host. The server must listen on loopback only.
+    Loopback,
 }
 
 /// The certificate chain and the private key, as PEM.
@@ -41,6 +61,7 @@ pub struct Options {
     pub tls: Option<TlsFiles>,
     pub insecure: bool,
     pub registry: RegistryAccess,
+    pub descriptors: Option<u64>,
 }
 
 /// `sandtree.toml`.
@@ -54,6 +75,9 @@ pub struct FileConfig {
     #[serde(default)]
     pub templates: BTreeMap<String, String>,
     pub default_timeout_seconds: Option<u64>,
+    #[serde(default)]
+    pub metrics: MetricsAccess,
+    pub traces: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +89,15 @@ pub enum ConfigError {
          use --tls-cert and --tls-key, or --insecure-listen behind a proxy of your own"
     )]
     Insecure(SocketAddr),
+    #[error(
+        "metrics = \"loopback\" is for servers that listen on loopback only, and {0} is not loopback: \
+         leave it out, and give Prometheus a key as its bearer token"
+    )]
+    OpenMetrics(SocketAddr),
+    #[error("traces = {0:?}: use the address of a collector, such as \"http://127.0.0.1:4318\"")]
+    Collector(String),
+    #[error("traces: this program was built without them; build it with --features otlp")]
+    NoTraces,
 }
 
 impl FileConfig {
@@ -78,6 +111,7 @@ impl FileConfig {
     /// The configuration with what the command line says, which replaces what the file says.
     pub fn with(self, options: Options) -> Result<Config, ConfigError> {
         let timeout = self.default_timeout_seconds.map(Duration::from_secs);
+        let traces = self.traces.map(collector).transpose()?;
         let config = Config {
             listen: options.listen.or(self.listen).unwrap_or(DEFAULT_LISTEN),
             tls: options.tls.or(self.tls),
@@ -85,13 +119,30 @@ impl FileConfig {
             templates: self.templates,
             timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
             registry: options.registry,
+            metrics: self.metrics,
+            traces,
+            descriptors: options.descriptors,
         };
         let is_exposed = !config.listen.ip().is_loopback();
         if is_exposed && config.tls.is_none() && !config.insecure {
             return Err(ConfigError::Insecure(config.listen));
         }
+        if is_exposed && config.metrics == MetricsAccess::Loopback {
+            return Err(ConfigError::OpenMetrics(config.listen));
+        }
         Ok(config)
     }
+}
+
+/// The address of a collector. Traces go to the same host, or through a network that is trusted:
+/// without TLS.
+fn collector(text: String) -> Result<Uri, ConfigError> {
+    if !observe::SENDS_TRACES {
+        return Err(ConfigError::NoTraces);
+    }
+    let uri = text.parse::<Uri>().ok();
+    let uri = uri.filter(|uri| uri.scheme_str() == Some("http") && uri.authority().is_some());
+    uri.ok_or(ConfigError::Collector(text))
 }
 
 #[cfg(test)]
@@ -120,6 +171,39 @@ mod tests {
         assert!(accepted(Some(open), Some(&tls), false));
         let local: SocketAddr = "[::1]:1".parse().unwrap();
         assert!(accepted(Some(local), None, false));
+    }
+
+    #[test]
+    fn figures_without_a_key_stay_on_this_host() {
+        let with = |listen: &str| {
+            let text =
+                format!("listen = \"{listen}\"\ninsecure_listen = true\nmetrics = \"loopback\"");
+            let file = FileConfig::parse("f".into(), &text).unwrap();
+            file.with(Options::default())
+        };
+        assert_eq!(
+            with("127.0.0.1:1").unwrap().metrics,
+            MetricsAccess::Loopback
+        );
+        let refused = with("0.0.0.0:1").unwrap_err();
+        assert!(refused.to_string().contains("bearer token"), "{refused}");
+        let plain = FileConfig::default().with(Options::default()).unwrap();
+        assert_eq!(plain.metrics, MetricsAccess::Key);
+    }
+
+    #[test]
+    fn traces_need_a_collector() {
+        let with = |address: &str| {
+            let file = FileConfig {
+                traces: Some(address.to_owned()),
+                ..FileConfig::default()
+            };
+            file.with(Options::default())
+        };
+        assert!(with("http://127.0.0.1:4318").unwrap().traces.is_some());
+        for wrong in ["127.0.0.1:4318", "https://x:1", "/v1", ""] {
+            assert!(with(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -11,6 +11,8 @@ use hyper::{HeaderMap, StatusCode};
 use sandtree::{Code, Error, ErrorKind, Report};
 use serde_json::json;
 
+use crate::observe::Refused;
+
 pub type Result<T, E = Fault> = std::result::Result<T, E>;
 
 /// A refusal, or a failure of the server's own.
@@ -99,6 +101,15 @@ impl Fault {
         }
     }
 
+    /// Gives an answer what the log reports of it: the code of the library's error, or a name for
+    /// the status.
+    pub fn mark(&self, mut response: Response) -> Response {
+        let code = self.report.as_ref().and_then(|report| report.code());
+        let refused = Refused(code.map_or_else(|| self.rpc_code(), Code::as_str));
+        response.extensions_mut().insert(refused);
+        response
+    }
+
     /// The name of the failure in the Connect protocol.
     pub fn rpc_code(&self) -> &'static str {
         match self.status.as_u16() {
@@ -122,7 +133,7 @@ impl IntoResponse for Fault {
     fn into_response(self) -> Response {
         let code = self.status.as_u16();
         let body = Json(json!({ "code": code, "message": self.message }));
-        let mut response = (self.status, body).into_response();
+        let mut response = self.mark((self.status, body).into_response());
         self.add_retry(response.headers_mut());
         // The native API answers with the same fault in its own form.
         response.extensions_mut().insert(self);
@@ -139,6 +150,8 @@ impl From<Error> for Fault {
             (Some(Code::NotADirectory | Code::IsADirectory), _) => StatusCode::BAD_REQUEST,
             (Some(Code::GuestPermissionDenied), _) => StatusCode::FORBIDDEN,
             (Some(Code::LinkEnded), _) => StatusCode::BAD_GATEWAY,
+            // It ends, or another program takes its sandbox: clients ask again.
+            (Some(Code::KeeperUnreachable), _) => StatusCode::SERVICE_UNAVAILABLE,
             (_, kind) => of_kind(kind),
         };
         let message = match status {

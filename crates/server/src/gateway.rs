@@ -17,6 +17,7 @@ use crate::error::{Fault, Result, Retry};
 use crate::first_use::FirstUses;
 use crate::labels::Labels;
 use crate::locked::lock;
+use crate::observe::{Figures, Operation, Spans, Trail};
 use crate::processes::Processes;
 use crate::repeats::Repeats;
 use crate::watchers::Watchers;
@@ -42,6 +43,8 @@ struct Inner {
     pub watchers: Watchers,
     repeats: Repeats,
     first_uses: FirstUses,
+    figures: Figures,
+    spans: Spans,
 }
 
 /// What a request would make run.
@@ -82,6 +85,7 @@ impl Gateway {
         Self {
             inner: Arc::new(Inner {
                 host,
+                spans: Spans::new(config.traces.as_ref()),
                 config,
                 connections: Mutex::default(),
                 creations: Mutex::default(),
@@ -89,6 +93,7 @@ impl Gateway {
                 watchers: Watchers::default(),
                 repeats: Repeats::default(),
                 first_uses: FirstUses::default(),
+                figures: Figures::default(),
             }),
         }
     }
@@ -111,6 +116,14 @@ impl Gateway {
 
     pub(crate) fn first_uses(&self) -> &FirstUses {
         &self.inner.first_uses
+    }
+
+    pub(crate) fn figures(&self) -> &Figures {
+        &self.inner.figures
+    }
+
+    pub(crate) fn spans(&self) -> &Spans {
+        &self.inner.spans
     }
 
     pub(crate) fn watchers(&self) -> &Watchers {
@@ -269,10 +282,14 @@ impl Gateway {
 /// Makes a sandbox run that does not: resumed with its memory, or booted from its disk.
 pub async fn wake(sandbox: &Sandbox, phase: Phase) -> Result<()> {
     let woken = match phase {
-        Phase::Paused => sandbox.resume().await.map(drop),
-        _ => sandbox.start(None).await,
+        Phase::Paused => sandbox.resume().await.map(Some),
+        _ => sandbox.start(None).await.map(|()| None),
     };
-    match woken {
+    Trail::did(Operation::Resume, &woken);
+    if let Ok(Some(report)) = &woken {
+        Trail::restored(Operation::Resume, report);
+    }
+    match woken.map(drop) {
         // Another request was faster.
         Err(_) if sandbox.info().is_ok_and(|info| info.is_running()) => Ok(()),
         other => Ok(other?),

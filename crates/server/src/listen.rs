@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
@@ -20,13 +23,20 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::TlsFiles;
 use crate::gateway::Gateway;
+use crate::observe::Figures;
 use crate::plane;
+use crate::turn::Turn;
+use crate::wire::Wire;
 
-/// Connections at a time. Further ones wait in the listener's queue.
+/// Connections at a time, if the process may have so many descriptors. Further ones wait in the
+/// listener's queue.
 const CONNECTIONS_MAX: usize = 16 * 1024;
-/// How long a client may take for the head of a request, and between two requests: clients keep
-/// connections for five minutes.
-const HEAD_WITHIN: Duration = Duration::from_secs(660);
+/// Descriptors that are not for clients: files of the store, sockets of keepers.
+const DESCRIPTORS_OWN: usize = 512;
+const CONNECTIONS_LEAST: usize = 64;
+/// How long a connection may be idle between two requests: clients keep theirs for five minutes.
+/// A head that has begun has to come sooner, see `wire`.
+const IDLE_WITHIN: Duration = Duration::from_secs(660);
 const HEADERS_MAX: usize = 100;
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
@@ -88,7 +98,9 @@ impl Bound {
     /// Serves until `stop` completes; then streams get some time to end.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let service = TowerToHyperService::new(plane::router(self.gateway.clone()));
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let room = room(self.gateway.config().descriptors);
+        let room = Arc::new(Semaphore::new(room));
+        let figures = self.gateway.figures().clone();
         let (stopping, stopped) = watch::channel(());
         let mut connections = JoinSet::new();
         tokio::pin!(stop);
@@ -104,14 +116,15 @@ impl Bound {
             let tls = self.tls.clone().map(TlsAcceptor::from);
             let service = service.clone();
             let stopped = stopped.clone();
+            let figures = figures.clone();
             connections.spawn(async move {
                 let _place = place;
                 match tls {
-                    None => converse(stream, service, stopped).await,
+                    None => converse(stream, figures, service, stopped).await,
                     Some(tls) => {
                         let greeted = tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream));
                         if let Ok(Ok(stream)) = greeted.await {
-                            converse(stream, service, stopped).await;
+                            converse(stream, figures, service, stopped).await;
                         }
                     }
                 }
@@ -146,17 +159,32 @@ async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> Option<(TcpStr
     }
 }
 
+/// How many connections there may be at a time.
+fn room(descriptors: Option<u64>) -> usize {
+    let most = descriptors.and_then(|most| usize::try_from(most).ok());
+    let ours = most.map_or(CONNECTIONS_MAX, |most| most.saturating_sub(DESCRIPTORS_OWN));
+    ours.clamp(CONNECTIONS_LEAST, CONNECTIONS_MAX)
+}
+
 /// Serves one connection. When the server stops, the request that is being answered is the last.
 async fn converse<S>(
     stream: S,
+    figures: Figures,
     service: TowerToHyperService<axum::Router>,
     mut stopped: watch::Receiver<()>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let turn = Turn::default();
+    let stream = Wire::new(stream, turn.clone(), figures);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        turn.answers();
+        request.extensions_mut().insert(turn.clone());
+        service.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
+        .header_read_timeout(IDLE_WITHIN)
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service)

@@ -17,7 +17,8 @@ use crate::auth;
 use crate::envd::{self, ENVD_PORT};
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
-use crate::{control, native, proxy};
+use crate::observe::{Plane, Trail};
+use crate::{control, native, observed, proxy};
 
 /// A port of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +30,9 @@ pub struct Place {
 /// All planes of a server.
 pub fn router(gateway: Gateway) -> axum::Router {
     let control = control::router(gateway.clone()).merge(native::router(gateway.clone()));
-    control.layer(axum::middleware::from_fn_with_state(gateway, divide))
+    let divided = axum::middleware::from_fn_with_state(gateway.clone(), divide);
+    let observed = axum::middleware::from_fn_with_state(gateway, observed::observe);
+    control.layer(divided).layer(observed)
 }
 
 async fn divide(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
@@ -41,6 +44,11 @@ async fn divide(State(gateway): State<Gateway>, request: Request, next: Next) ->
         return next.run(request).await;
     };
     let sandbox = place.sandbox.clone();
+    let plane = match place.port {
+        ENVD_PORT => Plane::Envd,
+        _ => Plane::Port,
+    };
+    Trail::goes_to(plane, &sandbox);
     let answered = match place.port {
         ENVD_PORT => envd::serve(gateway, &place.sandbox, request).await,
         port => proxy::serve(&gateway, &place.sandbox, port, request).await,
@@ -56,7 +64,7 @@ fn refused(sandbox: &str, fault: Fault) -> Response {
         "message": fault.message,
         "code": code,
     });
-    (fault.status, axum::Json(body)).into_response()
+    fault.mark((fault.status, axum::Json(body)).into_response())
 }
 
 /// Where a request of the data plane goes. `None`: it is for the control plane.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandtree::{Error, Host, KeyLimits, Scope};
 use sandtree_server::{Bound, Config, FileConfig, Gateway, Options, TlsFiles};
 use serde_json::json;
@@ -62,8 +63,21 @@ fn config(args: &ServeArgs) -> Result<Config, Failure> {
         tls,
         insecure: args.insecure_listen,
         registry: registry::from_environment(),
+        descriptors: Some(raise_descriptors()),
     };
     file.with(options).map_err(invalid)
+}
+
+/// Raises the soft limit on descriptors to the hard one, and returns it: each connection needs one.
+fn raise_descriptors() -> u64 {
+    let limits = getrlimit(Resource::Nofile);
+    let wanted = Rlimit {
+        current: limits.maximum,
+        maximum: limits.maximum,
+    };
+    let raised = setrlimit(Resource::Nofile, wanted).map(|()| limits.maximum);
+    let most = raised.unwrap_or(limits.current);
+    most.unwrap_or(u64::MAX)
 }
 
 fn invalid(error: impl std::fmt::Display) -> Failure {

@@ -14,6 +14,7 @@ use super::{Body, Client};
 use crate::error::{Fault, Result};
 use crate::gateway::{Gateway, New};
 use crate::labels::Labels;
+use crate::observe::Trail;
 use crate::template::{self, BASE};
 
 /// The memory of a sandbox, as the library chooses it.
@@ -42,6 +43,7 @@ pub(super) async fn create(
     let spec = spec(&gateway, &client, new).await?;
     gateway.first_uses().ready(gateway.host(), &spec).await?;
     let sandbox = gateway.host().create(spec).await?;
+    Trail::created(&sandbox);
     let created = created(&gateway, &client, &sandbox.info()?)?;
     Ok((StatusCode::CREATED, axum::Json(created)).into_response())
 }

@@ -3,6 +3,7 @@
 
 mod create;
 mod query;
+mod samples;
 mod sandboxes;
 mod shapes;
 mod snapshots;
@@ -14,7 +15,6 @@ use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
-use hyper::StatusCode;
 use sandtree::{KeyInfo, Scope};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -22,13 +22,18 @@ use serde_json::json;
 pub(crate) use create::repeated;
 
 use crate::auth;
+use crate::body;
+use crate::config::MetricsAccess;
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
+use crate::observe::Trail;
+use crate::observed;
 
 /// The body of a request of the control plane. Templates' files are uploaded elsewhere.
 const BODY_MAX: usize = 4 << 20;
 
 pub fn router(gateway: Gateway) -> Router {
+    let keyed = axum::middleware::from_fn_with_state(gateway.clone(), guard);
     let guarded = Router::new()
         .route(
             "/sandboxes",
@@ -45,7 +50,8 @@ pub fn router(gateway: Gateway) -> Router {
         .route("/sandboxes/{id}/pause", post(sandboxes::pause))
         .route("/sandboxes/{id}/timeout", post(sandboxes::set_timeout))
         .route("/sandboxes/{id}/refreshes", post(sandboxes::refresh))
-        .route("/sandboxes/{id}/metrics", get(sandboxes::metrics))
+        .route("/sandboxes/metrics", get(samples::of_several))
+        .route("/sandboxes/{id}/metrics", get(samples::of_one))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/v2/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/sandboxes/{id}/network", put(sandboxes::network))
@@ -58,10 +64,16 @@ pub fn router(gateway: Gateway) -> Router {
         .route("/templates/aliases/{alias}", get(templates::exists))
         .route("/templates/{id}", delete(templates::remove))
         .fallback(unknown)
-        .layer(axum::middleware::from_fn_with_state(gateway.clone(), guard));
+        .layer(keyed.clone());
+    let figures = Router::new().route("/metrics", get(observed::scrape));
+    let figures = match gateway.config().metrics {
+        MetricsAccess::Key => figures.route_layer(keyed),
+        MetricsAccess::Loopback => figures,
+    };
     Router::new()
         .route("/health", get(health))
         .route("/healthz", get(health))
+        .merge(figures)
         .merge(guarded)
         .with_state(gateway)
 }
@@ -80,6 +92,7 @@ pub(crate) async fn guard(
         .and_then(|key| auth::need(&key, Scope::Sandboxes, "this API").map(|()| key));
     match admitted {
         Ok(key) => {
+            Trail::has_key(&key.id);
             request.extensions_mut().insert(Holder(key));
             next.run(request).await
         }
@@ -167,9 +180,7 @@ impl<S: Send + Sync, T: DeserializeOwned> axum::extract::FromRequest<S> for Body
     type Rejection = Fault;
 
     async fn from_request(request: Request, _: &S) -> Result<Self> {
-        let bytes = axum::body::to_bytes(request.into_body(), BODY_MAX)
-            .await
-            .map_err(|_| Fault::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"))?;
+        let bytes = body::whole(request.into_body(), BODY_MAX).await?;
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         serde_json::from_slice(bytes)
             .map(Self)

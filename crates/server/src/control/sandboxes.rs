@@ -16,7 +16,7 @@ use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
 use crate::gateway::{Gateway, New, is_shown, wake};
 use crate::labels::Labels;
-use crate::usage;
+use crate::observe::{self, Operation, Trail};
 
 /// The longest lifetime that a client can ask for: that of any expiry.
 const TIMEOUT_MAX: i64 = 10 * 365 * 86_400;
@@ -161,12 +161,19 @@ async fn join(
     seconds: Option<i64>,
 ) -> Result<Created> {
     check_timeout(gateway, seconds)?;
-    let was = Was::of(info.state);
-    if was == Was::AtRest {
-        admit_again(gateway, client, &info)?;
-        wake(&sandbox, info.state).await?;
+    if Was::of(info.state) == Was::Running {
+        let extended = extend(gateway, &sandbox, seconds, Was::Running).await;
+        let now = sandbox.info()?;
+        // Otherwise it was being paused.
+        if Was::of(now.state) == Was::Running {
+            extended?;
+            return created(gateway, client, &now);
+        }
     }
-    extend(gateway, &sandbox, seconds, was).await?;
+    let info = sandbox.info()?;
+    admit_again(gateway, client, &info)?;
+    wake(&sandbox, info.state).await?;
+    extend(gateway, &sandbox, seconds, Was::AtRest).await?;
     created(gateway, client, &sandbox.info()?)
 }
 
@@ -286,42 +293,6 @@ pub(super) async fn refresh(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct MetricsQuery {
-    start: Option<f64>,
-    end: Option<f64>,
-}
-
-/// What a sandbox uses at this moment. Earlier moments are not recorded.
-pub(super) async fn metrics(
-    State(gateway): State<Gateway>,
-    Id(id): Id,
-    Asked(query): Asked<MetricsQuery>,
-) -> Result<Response> {
-    let (sandbox, info) = gateway.sandbox(&id)?;
-    let now_ms = now_unix_ms();
-    let now_s = now_ms as f64 / 1000.0;
-    let is_asked = query.start.is_none_or(|start| start <= now_s)
-        && query.end.is_none_or(|end| end + 1.0 >= now_s);
-    if !is_asked || info.state != Phase::Running {
-        return Ok(axum::Json(json!([])).into_response());
-    }
-    let used = sandbox.stats().await?.guest;
-    let at = std::time::UNIX_EPOCH + Duration::from_millis(now_ms);
-    let sample = json!({
-        "timestamp": humantime::format_rfc3339_millis(at).to_string(),
-        "timestampUnix": now_ms / 1000,
-        "cpuCount": info.cpus,
-        "cpuUsedPct": usage::cpu_percent(&used),
-        "memUsed": usage::memory_bytes(&used),
-        "memTotal": used.memory_total_bytes,
-        "memCache": 0,
-        "diskUsed": usage::disk_bytes(&used),
-        "diskTotal": used.disk_total_bytes,
-    });
-    Ok(axum::Json(json!([sample])).into_response())
-}
-
 /// The end of the guest's console.
 pub(super) async fn logs(State(gateway): State<Gateway>, Id(id): Id) -> Result<Response> {
     const LINES: usize = 1000;
@@ -392,7 +363,7 @@ pub(super) async fn fork(
     };
     gateway.admit(&client.key, needed)?;
     // A client that leaves in between must not leave copies without an end.
-    let forking = tokio::spawn(fork_for(sandbox, count, after));
+    let forking = observe::spawn(fork_for(sandbox, count, after));
     let copies = forking
         .await
         .map_err(|_| Fault::internal("the fork failed"))??;
@@ -408,6 +379,9 @@ pub(super) async fn fork(
 async fn fork_for(sandbox: Sandbox, count: usize, after: Option<Duration>) -> Result<Vec<Sandbox>> {
     let (copies, _) = sandbox.fork(ForkSpec::new(count)).await?;
     for copy in &copies {
+        if let Some(report) = copy.created() {
+            Trail::restored(Operation::Fork, report);
+        }
         copy.expire(after).await?;
     }
     Ok(copies)

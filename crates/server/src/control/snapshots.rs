@@ -12,6 +12,7 @@ use super::{Asked, Body, Id};
 use crate::digits;
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
+use crate::observe::{Operation, Trail};
 use crate::template;
 
 /// The label with the sandbox that a snapshot was taken of.
@@ -157,7 +158,8 @@ pub(super) async fn rollback(
             format!("template \"{snapshot}\" not found among the checkpoints of sandbox \"{id}\"");
         return Err(Fault::not_found(message));
     }
-    sandbox.revert(&name).await?;
+    let reverted = sandbox.revert(&name).await?;
+    Trail::restored(Operation::Rollback, &reverted.restore);
     let body = json!({
         "sandboxID": id,
         "snapshotID": snapshot,

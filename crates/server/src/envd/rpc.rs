@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use crate::auth;
 use crate::body::{self, Sender};
 use crate::error::{Fault, Result};
+use crate::observe;
 
 /// Clients compare it to the letter.
 const STREAM_TYPE: &str = "application/connect+json";
@@ -57,7 +58,7 @@ fn refusal(fault: &Fault) -> Response {
         return fault.clone().into_response();
     }
     let body = error(fault);
-    (fault.status, axum::Json(body)).into_response()
+    fault.mark((fault.status, axum::Json(body)).into_response())
 }
 
 fn error(fault: &Fault) -> Value {
@@ -66,9 +67,7 @@ fn error(fault: &Fault) -> Value {
 
 /// The message of a unary call.
 pub async fn read<T: DeserializeOwned>(request: Request) -> Result<T> {
-    let bytes = axum::body::to_bytes(request.into_body(), MESSAGE_MAX)
-        .await
-        .map_err(|_| Fault::bad_request("the message is too long, or its connection broke"))?;
+    let bytes = body::whole(request.into_body(), MESSAGE_MAX).await?;
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
     parse(bytes)
 }
@@ -100,6 +99,10 @@ impl Messages {
             }
             match self.body.next().await {
                 Some(Ok(bytes)) => self.begun.extend_from_slice(&bytes),
+                Some(Err(error)) if observe::is_timeout(&error) => {
+                    let message = "the messages came too slowly";
+                    return Err(Fault::new(StatusCode::REQUEST_TIMEOUT, message));
+                }
                 Some(Err(_)) => return Err(Fault::bad_request("the stream broke")),
                 None if self.begun.is_empty() => return Ok(None),
                 None => return Err(Fault::bad_request("the stream ends in a message")),
@@ -196,7 +199,7 @@ pub fn failed_stream(fault: &Fault) -> Response {
         return refusal(fault);
     }
     let end = json!({ "error": error(fault) });
-    carrier(Body::from(frame(END, &end)))
+    fault.mark(carrier(Body::from(frame(END, &end))))
 }
 
 /// A complete stream of one message.
