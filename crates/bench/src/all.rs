@@ -10,6 +10,7 @@ use crate::image::{self, ImageArgs};
 use crate::long::{self, LongArgs};
 use crate::mounts::{self, MountsArgs};
 use crate::processes::{self, ProcessesArgs};
+use crate::server::{self, ServerArgs};
 use crate::show;
 use crate::side::{self, SideArgs};
 use crate::states::{self, StatesArgs};
@@ -34,6 +35,7 @@ enum Group {
     Mounts,
     States,
     Store,
+    Server,
     Image,
     /// Minutes for each part; with `--only`, only what plots need
     Long,
@@ -42,13 +44,14 @@ enum Group {
 const ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 3;
 
-const ALL: [Group; 7] = [
+const ALL: [Group; 8] = [
     Group::Side,
     Group::Processes,
     Group::Exec,
     Group::Mounts,
     Group::States,
     Group::Store,
+    Group::Server,
     Group::Image,
 ];
 
@@ -110,6 +113,7 @@ impl AllArgs {
                 };
                 store::run(global, args).await
             }
+            Group::Server => server::run(global, ServerArgs { rounds }).await,
             Group::Image => {
                 let args = ImageArgs {
                     rounds: if self.quick { 1 } else { rounds },

@@ -48,13 +48,19 @@ impl Cli {
         })
     }
 
+    /// The program with a verb.
+    pub fn command(&self, words: &[&str]) -> Command {
+        // starts: our own program
+        let mut command = Command::new(&self.program);
+        command.args(&self.options).args(words);
+        command
+    }
+
     /// Runs a verb, which must succeed.
     pub async fn run(&self, words: &[&str]) -> Result<Done> {
         let began = Instant::now();
-        // starts: our own program
-        let output = Command::new(&self.program)
-            .args(&self.options)
-            .args(words)
+        let output = self
+            .command(words)
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output()

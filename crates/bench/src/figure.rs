@@ -36,6 +36,8 @@ pub enum Via {
     Library,
     /// The program `sandtree` and its keepers, as users run it.
     Cli,
+    /// A server, on the host's loopback.
+    Http,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -107,6 +109,13 @@ impl Figure {
     pub fn through_cli(self) -> Self {
         Self {
             via: Via::Cli,
+            ..self
+        }
+    }
+
+    pub fn through_http(self) -> Self {
+        Self {
+            via: Via::Http,
             ..self
         }
     }
@@ -240,6 +249,7 @@ impl Figure {
             match self.via {
                 Via::Library => "library".into(),
                 Via::Cli => "cli".into(),
+                Via::Http => "http".into(),
             },
             format!("{}{spread}", number(self.ours.median())),
             number(self.ours.p95()),

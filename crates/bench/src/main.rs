@@ -25,6 +25,7 @@ mod progress;
 mod run;
 mod samples;
 mod scratch;
+mod server;
 mod show;
 mod side;
 mod states;
@@ -88,6 +89,9 @@ enum Figures {
     States(states::StatesArgs),
     /// Saves, artifacts, listings and comparisons, each compared with plain tools on the same bytes
     Store(store::StoreArgs),
+    /// What HTTP adds to the library, streams compared with the program `sandtree`, and the server
+    /// itself
+    Server(server::ServerArgs),
     /// Imports, pulls, pushes and first commands of images, compared with tar, mke2fs and skopeo on
     /// the same bytes
     Image(image::ImageArgs),
@@ -141,6 +145,7 @@ async fn measure(global: &Global, what: Figures) -> Outcome {
         Figures::Exec(what) => exec::run(global, what).await,
         Figures::States(what) => states::run(global, what).await,
         Figures::Store(what) => store::run(global, what).await,
+        Figures::Server(what) => server::run(global, what).await,
         Figures::Image(what) => image::run(global, what).await,
     }
 }
