@@ -17,7 +17,7 @@ use crate::error::{Fault, Result, Retry};
 use crate::first_use::FirstUses;
 use crate::labels::Labels;
 use crate::locked::lock;
-use crate::observe::{Figures, Operation, Spans, Trail};
+use crate::observe::{self, Figures, Operation, Spans, Trail};
 use crate::processes::Processes;
 use crate::repeats::Repeats;
 use crate::watchers::Watchers;
@@ -289,6 +289,7 @@ pub async fn wake(sandbox: &Sandbox, phase: Phase) -> Result<()> {
     if let Ok(Some(report)) = &woken {
         Trail::restored(Operation::Resume, report);
     }
+    observe::sample(sandbox);
     match woken.map(drop) {
         // Another request was faster.
         Err(_) if sandbox.info().is_ok_and(|info| info.is_running()) => Ok(()),

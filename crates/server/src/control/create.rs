@@ -14,7 +14,7 @@ use super::{Body, Client};
 use crate::error::{Fault, Result};
 use crate::gateway::{Gateway, New};
 use crate::labels::Labels;
-use crate::observe::Trail;
+use crate::observe::{self, Trail};
 use crate::template::{self, BASE};
 
 /// The memory of a sandbox, as the library chooses it.
@@ -44,6 +44,7 @@ pub(super) async fn create(
     gateway.first_uses().ready(gateway.host(), &spec).await?;
     let sandbox = gateway.host().create(spec).await?;
     Trail::created(&sandbox);
+    observe::sample(&sandbox);
     let created = created(&gateway, &client, &sandbox.info()?)?;
     Ok((StatusCode::CREATED, axum::Json(created)).into_response())
 }

@@ -382,6 +382,7 @@ async fn fork_for(sandbox: Sandbox, count: usize, after: Option<Duration>) -> Re
         if let Some(report) = copy.created() {
             Trail::restored(Operation::Fork, report);
         }
+        observe::sample(copy);
         copy.expire(after).await?;
     }
     Ok(copies)

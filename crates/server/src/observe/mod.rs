@@ -21,11 +21,22 @@ pub use figures::{Figures, Operation};
 pub use spans::{IS_BUILT_IN as SENDS_TRACES, Spans};
 pub use trail::{Plane, Trail};
 
-use sandtree::Cause;
+use sandtree::{Cause, Sandbox};
 
 /// The code of a refusal, for its line in the log; part of the answer's extensions.
 #[derive(Debug, Clone, Copy)]
 pub struct Refused(pub &'static str);
+
+/// Lets the keeper of a sandbox that begins to run take samples of what it uses.
+pub fn sample(sandbox: &Sandbox) {
+    let sandbox = sandbox.clone();
+    tokio::spawn(async move {
+        // It may have ended already.
+        if let Err(error) = sandbox.samples().await {
+            tracing::debug!(%error, "no samples are taken of a sandbox");
+        }
+    });
+}
 
 /// Runs work on a task of its own that still belongs to the request.
 pub fn spawn<W>(work: W) -> tokio::task::JoinHandle<W::Output>

@@ -147,8 +147,7 @@ impl Trail {
         }
     }
 
-    /// Notes the sandbox that the request has created. Its keeper starts to take samples of what
-    /// it uses.
+    /// Notes the sandbox that the request has created.
     pub fn created(sandbox: &Sandbox) {
         if let Some(trail) = Self::current() {
             trail.note_sandbox(sandbox.id());
@@ -156,12 +155,6 @@ impl Trail {
         if let Some(report) = sandbox.created() {
             Self::restored(Operation::Create, report);
         }
-        let sandbox = sandbox.clone();
-        tokio::spawn(async move {
-            if let Err(error) = sandbox.samples().await {
-                tracing::debug!(%error, "a new sandbox has no samples");
-            }
-        });
     }
 
     /// Notes the end of something that is not a request of its own: traffic resumes a sandbox.
