@@ -10,7 +10,7 @@ use hyper::body::Bytes;
 use sandtree::keeper::KeeperProgram;
 use sandtree::{
     Error, ExecSpec, FileOwner, ForkSpec, Guest, Host, HostConfig, KeyLimits, Lifetime, Network,
-    Result, RunIn, Sandbox, SandboxSpec,
+    Result, RunIn, Sandbox, SandboxSpec, Scope,
 };
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -48,9 +48,9 @@ const SETTLED: Duration = Duration::from_secs(1);
 pub async fn run(global: &Global, args: ServerArgs) -> Outcome {
     let figures = measured(global, async |crew| {
         let cli = Cli::find(global)?;
-        let key = crew
-            .host
-            .create_key("sandtree-bench", KeyLimits::default())?;
+        let key =
+            crew.host
+                .create_key("sandtree-bench", &[Scope::Sandboxes], KeyLimits::default())?;
         let measured = measure(global, crew, &cli, (&key.key, args.rounds.max(1))).await;
         crew.host.remove_key(&key.info.id)?;
         measured

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 const CONFIG_MAX: usize = 2048;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecDetails {
     /// All its output is on stdout.
     pub terminal: bool,
@@ -25,6 +26,7 @@ pub struct ExecDetails {
 
 /// What a command consists of.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecConfig {
     pub argv: Vec<String>,
     /// `None`: the user's home.
