@@ -23,7 +23,7 @@ pub struct Fault {
     pub message: String,
     /// Whether a client may send the same request again. `None`: the status decides.
     pub retry: Option<Retry>,
-    /// The error of the library that it is, for clients that are told the whole of it.
+    /// The error of the library behind it, which the native API reports as a whole.
     pub report: Option<Box<Report>>,
 }
 

@@ -36,7 +36,8 @@ pub struct Command {
     env: BTreeMap<String, String>,
     /// The image's default unless given, or else the home of the user.
     workdir: Option<String>,
-    /// A name or a number, with an optional `:group`. The image's default unless given, or else root.
+    /// A name or a number, with an optional `:group`. The image's default unless given, or else
+    /// root.
     user: Option<String>,
 }
 
@@ -69,13 +70,15 @@ pub struct ExecOptions {
     env: BTreeMap<String, String>,
     /// The image's default unless given, or else the home of the user.
     workdir: Option<String>,
-    /// A name or a number, with an optional `:group`. The image's default unless given, or else root.
+    /// A name or a number, with an optional `:group`. The image's default unless given, or else
+    /// root.
     user: Option<String>,
     /// What it reads on its standard input.
     stdin: Option<String>,
     /// The same for bytes that are not a text.
     stdin_base64: Option<String>,
-    /// After this time the command and all its processes are ended: 60 s unless given, at most a day.
+    /// After this time the command and all its processes are ended: 60 s unless given, at most a
+    /// day.
     #[schema(minimum = 1, maximum = 86400000)]
     timeout_ms: Option<u64>,
     /// How much of each stream is kept: 1 MiB unless given, at most 16 MiB. The rest is dropped.
@@ -311,8 +314,8 @@ pub struct CommandEvent {
 
 /// Follows a detached command, from the first byte of its output.
 ///
-/// The events are `stdout`, `stderr` and, as the last one, `exit` or `error`. A slow client slows down itself
-/// only.
+/// The events are `stdout`, `stderr` and, as the last one, `exit` or `error`. A slow client slows
+/// down itself only.
 #[utoipa::path(
     get, path = "/sandboxes/{sandbox}/commands/{command}/output", tag = "commands",
     params(OfCommand),

@@ -26,8 +26,8 @@ const MEMORY_BYTES: u64 = 512 << 20;
 /// Labels that begin so are the server's own.
 const RESERVED: &str = "e2b/";
 
-/// What to create, from an image or from a snapshot. A sandbox from a snapshot has the snapshot's value
-/// of each setting that is missing.
+/// What to create, from an image or from a snapshot. A sandbox from a snapshot has the snapshot's
+/// value of each setting that is missing.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NewSandbox {
@@ -103,12 +103,15 @@ pub struct SaveOnStopSpec {
 
 /// Creates a sandbox, and answers when its guest is ready.
 ///
-/// A client that leaves before the answer leaves no sandbox behind. With the header `Idempotency-Key`, a
-/// request that is sent again finds the sandbox that it made.
+/// A client that leaves before the answer leaves no sandbox behind. With the header
+/// `Idempotency-Key`, a request that is sent again finds the sandbox that it made.
 #[utoipa::path(
     post, path = "/sandboxes", tag = "sandboxes",
     request_body = NewSandbox,
-    params(("Idempotency-Key" = Option<String>, Header, description = "Any text, new for each sandbox")),
+    params((
+        "Idempotency-Key" = Option<String>, Header,
+        description = "Any text, new for each sandbox",
+    )),
     responses((status = 201, description = "It runs.", body = SandboxInfo)),
 )]
 pub async fn create_sandbox(

@@ -12,8 +12,8 @@ use crate::error::Result;
 
 /// Follows the state of a sandbox.
 ///
-/// Each event `state` is a state, the first one the present. After the sandbox is removed, `phase` is
-/// null and the stream ends. A state that lasts only for a moment may be left out.
+/// Each event `state` is a state, the first one the present. After the sandbox is removed, `phase`
+/// is null and the stream ends. A state that lasts only for a moment may be left out.
 #[utoipa::path(
     get, path = "/sandboxes/{sandbox}/events", tag = "events",
     params(OfSandbox),
@@ -54,8 +54,8 @@ pub async fn sandbox_events(
 /// Follows the states of all sandboxes.
 ///
 /// Begins with one event `state` for each sandbox; then there is one for each change, also of
-/// sandboxes that appear later. A sandbox that is removed has the `phase` null. States that last less
-/// than some 250 ms may be left out.
+/// sandboxes that appear later. A sandbox that is removed has the `phase` null. States that last
+/// less than some 250 ms may be left out.
 #[utoipa::path(
     get, path = "/events", tag = "events",
     responses((status = 200, body = SandboxEvent, content_type = "text/event-stream")),

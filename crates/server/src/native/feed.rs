@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use crate::locked::lock;
 
-/// Other processes start and end sandboxes, and tell nobody.
+/// Other processes start and end sandboxes without a message to this one.
 const POLL: Duration = Duration::from_millis(250);
 /// Changes that wait for a client.
 const WAITING: usize = 256;

@@ -36,7 +36,7 @@ pub struct PathQuery {
     path: String,
 }
 
-/// Refuses a path that depends on a directory which nobody has chosen.
+/// Refuses a relative path: a request has no current directory.
 fn absolute(path: &str) -> Result<&Path> {
     let path = Path::new(path);
     if path.is_absolute() && !path.as_os_str().as_bytes().contains(&0) {
@@ -58,7 +58,10 @@ async fn files(native: &Native, sandbox: &str) -> Result<Files> {
 #[utoipa::path(
     get, path = "/sandboxes/{sandbox}/files", tag = "files",
     params(OfSandbox, PathQuery),
-    responses((status = 200, description = "Its bytes.", body = inline(Binary), content_type = "application/octet-stream")),
+    responses((
+        status = 200, description = "Its bytes.",
+        body = inline(Binary), content_type = "application/octet-stream",
+    )),
 )]
 pub async fn read_file(
     State(native): State<Native>,

@@ -18,8 +18,8 @@ pub struct ForkOptions {
     /// How many copies: 1 to 1000.
     #[schema(default = 1, minimum = 1, maximum = 1000)]
     count: usize,
-    /// Copies are called `name-1`, `name-2` and so on. Unless given: after the source, with numbers that are
-    /// free.
+    /// Copies are called `name-1`, `name-2` and so on. Unless given: after the source, with numbers
+    /// that are free.
     name: Option<String>,
     /// How many are loaded at a time: twice the number of processors unless given.
     #[schema(minimum = 1)]

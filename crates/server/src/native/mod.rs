@@ -6,8 +6,8 @@
 //!   GET /openapi.json: made from the same handlers and types
 //! ```
 //!
-//! One file for each group of verbs. Always: a setting that is not known is refused. What reaches files of the
-//! host, or registries, needs a scope of the key.
+//! One file for each group of verbs. Always: a setting that is not known is refused. What reaches
+//! files of the host, or registries, needs a scope of the key.
 
 mod commands;
 mod create;

@@ -153,7 +153,8 @@ pub struct ApplyRequest {
     force: bool,
 }
 
-/// Writes the changes of a copy-on-write mount to the host's directory. Needs the scope `host-files`.
+/// Writes the changes of a copy-on-write mount to the host's directory. Needs the scope
+/// `host-files`.
 #[utoipa::path(
     post, path = "/sandboxes/{sandbox}/mounts/apply", tag = "mounts",
     params(OfSandbox), request_body = ApplyRequest,

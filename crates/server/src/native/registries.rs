@@ -1,7 +1,7 @@
 //! Registries: push and pull, with their progress.
 //!
-//! Progress is a stream of events and not a resource of its own: the work belongs to the request, so a client
-//! that leaves ends it, and the server has nothing to keep or to lose.
+//! Progress is a stream of events and not a resource of its own: the work belongs to the request,
+//! so a client that leaves ends it, and the server has nothing to keep or to lose.
 
 use std::time::Duration;
 
@@ -84,12 +84,15 @@ impl From<Progress> for TransferProgress {
 
 /// Sends an image or a snapshot to a registry.
 ///
-/// With `Accept: text/event-stream`, the answer is a stream of events: `progress`, then `done` with the result
-/// or `error`. A client that leaves ends the work.
+/// With `Accept: text/event-stream`, the answer is a stream of events: `progress`, then `done` with
+/// the result or `error`. A client that leaves ends the work.
 #[utoipa::path(
     post, path = "/push", tag = "registries",
     request_body = PushOptions,
-    responses((status = 200, content((Pushed = "application/json"), (TransferProgress = "text/event-stream")))),
+    responses((
+        status = 200,
+        content((Pushed = "application/json"), (TransferProgress = "text/event-stream")),
+    )),
 )]
 pub async fn push(
     State(native): State<Native>,
@@ -112,12 +115,15 @@ pub async fn push(
 
 /// Brings an image or a snapshot from a registry.
 ///
-/// With `Accept: text/event-stream`, the answer is a stream of events: `progress`, then `done` with the result
-/// or `error`. A client that leaves ends the work.
+/// With `Accept: text/event-stream`, the answer is a stream of events: `progress`, then `done` with
+/// the result or `error`. A client that leaves ends the work.
 #[utoipa::path(
     post, path = "/pull", tag = "registries",
     request_body = PullOptions,
-    responses((status = 200, content((Pulled = "application/json"), (TransferProgress = "text/event-stream")))),
+    responses((
+        status = 200,
+        content((Pulled = "application/json"), (TransferProgress = "text/event-stream")),
+    )),
 )]
 pub async fn pull(
     State(native): State<Native>,

@@ -173,7 +173,8 @@ pub async fn start_sandbox(
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StopOptions {
-    /// How long the guest's processes may take to end: 10 s unless given, 90 s with the image's own init.
+    /// How long the guest's processes may take to end: 10 s unless given, 90 s with the image's own
+    /// init.
     grace_ms: Option<u64>,
 }
 

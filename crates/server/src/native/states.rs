@@ -180,8 +180,8 @@ pub async fn redo(State(native): State<Native>, At(of): At<OfSandbox>) -> Result
     Ok(Json(native.sandbox(&of.sandbox)?.redo().await?))
 }
 
-/// Images, the snapshots and sandboxes made from them, and the states of those. Parents come before their
-/// children.
+/// Images, the snapshots and sandboxes made from them, and the states of those. Parents come before
+/// their children.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Tree {
     pub nodes: Vec<TreeNode>,

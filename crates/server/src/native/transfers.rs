@@ -33,12 +33,15 @@ pub struct ExportQuery {
 
 /// Exports a snapshot, a sandbox or a state as one stream.
 ///
-/// The connection is cut when the export fails after its first byte, so a complete answer is a complete
-/// export. A client that leaves ends the work.
+/// The connection is cut when the export fails after its first byte, so a complete answer is a
+/// complete export. A client that leaves ends the work.
 #[utoipa::path(
     get, path = "/export", tag = "snapshots",
     params(ExportQuery),
-    responses((status = 200, description = "The artifact.", body = inline(Binary), content_type = "application/octet-stream")),
+    responses((
+        status = 200, description = "The artifact.",
+        body = inline(Binary), content_type = "application/octet-stream",
+    )),
 )]
 pub async fn export(
     State(native): State<Native>,
@@ -83,7 +86,8 @@ pub struct ImportQuery {
 
 /// Imports a snapshot from a stream that `/export` made.
 ///
-/// Every byte is checked before the name points at it. An upload that breaks off leaves nothing behind.
+/// Every byte is checked before the name points at it. An upload that breaks off leaves nothing
+/// behind.
 #[utoipa::path(
     put, path = "/snapshots/{snapshot}", tag = "snapshots",
     params(OfImport, ImportQuery),
