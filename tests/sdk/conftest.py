@@ -82,6 +82,7 @@ def use(server):
     Running.server = server
     os.environ["E2B_API_URL"] = server.url
     os.environ["E2B_SANDBOX_URL"] = server.url
+    os.environ["E2B_VOLUME_API_URL"] = server.url
     host, port = server.address.split(":")
     os.environ["CUBE_API_URL"] = server.url
     os.environ["CUBE_API_KEY"] = os.environ["E2B_API_KEY"]

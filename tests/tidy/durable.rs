@@ -105,6 +105,11 @@ const REASONS: &[(&str, &[&str], &str)] = &[
         "output of commands is durable only as part of a state",
     ),
     (
+        "crates/sandbox/src/volumes.rs",
+        &[".set_permissions("],
+        "files of a volume are the user's, and go through the crate `mounts`",
+    ),
+    (
         "crates/sandbox/src/machine/restore.rs",
         &[".set_permissions(", "fs::remove_dir_all("],
         "a file without a name, and the output of commands of a machine that failed",

@@ -159,6 +159,7 @@ async fn mounted(crew: &Crew, dir: &Path) -> Result<Sandbox> {
         host: dir.to_owned(),
         guest: MOUNT.to_owned(),
         access: MountAccess::ReadWrite,
+        owner: None,
     };
     let spec = SandboxSpec {
         disk_bytes: Some(1 << 30),

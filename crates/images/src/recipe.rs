@@ -84,9 +84,22 @@ pub struct CopyFile {
     pub owner: Option<String>,
     /// Octal, for a single file. `None`: the mode on the host.
     pub mode: Option<String>,
+    /// Whether the source is a tar archive, whose members are copied into the target.
+    #[serde(default)]
+    pub unpack: bool,
 }
 
 impl CopyFile {
+    pub fn new(source: impl Into<PathBuf>, target: impl Into<String>) -> Self {
+        Self {
+            source: source.into(),
+            target: target.into(),
+            owner: None,
+            mode: None,
+            unpack: false,
+        }
+    }
+
     fn check(&self) -> Result<()> {
         let refused = |what: String| Err(Error::Recipe { what });
         let Self { target, mode, .. } = self;
@@ -121,18 +134,29 @@ pub struct RunStep {
     pub env: BTreeMap<String, String>,
     /// The seconds after which the command counts as failed.
     pub timeout: Option<u64>,
+    /// Files that are copied before the command runs, as a part of the same step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<CopyFile>,
+}
+
+impl RunStep {
+    /// A command that runs as root, in `/`.
+    pub fn new(command: impl Into<String>) -> Self {
+        Self {
+            command: command.into(),
+            user: None,
+            workdir: None,
+            env: BTreeMap::new(),
+            timeout: None,
+            files: Vec::new(),
+        }
+    }
 }
 
 impl From<Run> for RunStep {
     fn from(run: Run) -> Self {
         match run {
-            Run::Line(command) => Self {
-                command,
-                user: None,
-                workdir: None,
-                env: BTreeMap::new(),
-                timeout: None,
-            },
+            Run::Line(command) => Self::new(command),
             Run::Step(step) => step,
         }
     }
@@ -251,6 +275,31 @@ impl From<Kernel> for KernelChoice {
 }
 
 impl Recipe {
+    /// A recipe without steps.
+    pub fn new(from: impl Into<String>) -> Self {
+        Self {
+            from: from.into(),
+            name: None,
+            packages: Vec::new(),
+            files: Vec::new(),
+            run: Vec::new(),
+            network: None,
+            memory: None,
+            room: None,
+            host_ca: false,
+            env: BTreeMap::new(),
+            user: None,
+            workdir: None,
+            entrypoint: None,
+            cmd: None,
+            start: None,
+            ready: None,
+            init: None,
+            size: None,
+            kernel: None,
+        }
+    }
+
     /// Reads a recipe from a file and makes its paths absolute. The file's own path must be
     /// absolute, because the library knows no current directory.
     pub fn read(path: &Path) -> Result<Self> {
@@ -276,7 +325,7 @@ impl Recipe {
         if is_path(&recipe.from) {
             recipe.from = dir.join(&recipe.from).to_string_lossy().into_owned();
         }
-        for file in &mut recipe.files {
+        for file in recipe.copied_mut() {
             file.source = dir.join(&file.source);
         }
         if let Some(Kernel::Own(own)) = &mut recipe.kernel {
@@ -287,12 +336,25 @@ impl Recipe {
         Ok(recipe)
     }
 
+    fn copied_mut(&mut self) -> impl Iterator<Item = &mut CopyFile> {
+        let of_steps = self.run.iter_mut().flat_map(|run| match run {
+            Run::Line(_) => [].iter_mut(),
+            Run::Step(step) => step.files.iter_mut(),
+        });
+        self.files.iter_mut().chain(of_steps)
+    }
+
     fn check(&self) -> Result<()> {
         let refused = |what: String| Err(Error::Recipe { what });
         if let Some(package) = self.packages.iter().find(|package| !is_package(package)) {
             return refused(format!("{package:?} is not the name of a package"));
         }
         self.files.iter().try_for_each(CopyFile::check)?;
+        for run in &self.run {
+            if let Run::Step(step) = run {
+                step.files.iter().try_for_each(CopyFile::check)?;
+            }
+        }
         if let Some(key) = self
             .env
             .keys()

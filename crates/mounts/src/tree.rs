@@ -53,6 +53,11 @@ impl Found {
 
 impl Tree {
     pub fn open(path: &Path) -> io::Result<Self> {
+        Self::open_as(path, Owner { uid: 0, gid: 0 })
+    }
+
+    /// A directory whose files of the host's own user are shown as those of another one.
+    pub fn open_as(path: &Path, owner: Owner) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
         let directory = Directory {
@@ -60,7 +65,7 @@ impl Tree {
             root,
             path: path.to_owned(),
             access: Access::ReadWrite,
-            owner: Owner { uid: 0, gid: 0 },
+            owner,
         };
         let view = View::new(&directory)?;
         Ok(Self {
@@ -199,6 +204,28 @@ impl Tree {
             name.as_c_str(),
             AtFlags::REMOVEDIR,
         )?)
+    }
+
+    /// Removes everything beneath the directory, also what its own user may not read.
+    pub fn empty(&self) -> io::Result<()> {
+        self.set_permissions(b"", 0o700)?;
+        for name in self.names(b"")? {
+            self.open_up(&name)?;
+            self.remove(&name)?;
+        }
+        Ok(())
+    }
+
+    /// Lets this user read and change all directories from a path on.
+    fn open_up(&self, path: &[u8]) -> io::Result<()> {
+        if !self.find(path)?.is_some_and(|found| found.is_directory()) {
+            return Ok(());
+        }
+        self.set_permissions(path, 0o700)?;
+        for name in self.names(path)? {
+            self.open_up(&[path, b"/", &name].concat())?;
+        }
+        Ok(())
     }
 
     /// The directory of a path, and the last name.

@@ -71,6 +71,7 @@ impl BuildImage {
             name: self.name,
             anew: self.anew,
             access: registry_access(),
+            ..BuildSpec::default()
         };
         json(&host.build_image(&recipe, spec, meter.build()).await?)
     }

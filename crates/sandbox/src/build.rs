@@ -12,13 +12,14 @@
 
 mod steps;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sandtree_images::{
-    self as images, ImageInfo, ImportSpec, Progress as ImageProgress, Recipe, RegistryAccess,
-    Reuse, memo,
+    self as images, CopyFile, ImageInfo, ImportSpec, Progress as ImageProgress, Recipe,
+    RegistryAccess, Reuse, memo,
 };
 use sandtree_store::{Digest, Image, ImageSpec, Name, Named};
 
@@ -104,8 +105,26 @@ pub struct BuildSpec {
     pub name: Option<String>,
     /// Runs every step again.
     pub anew: bool,
+    /// Runs this step and all after it again, counted from 0.
+    pub anew_from: Option<usize>,
+    /// Variables of commands in the image, and not of its steps, over those of the recipe.
+    pub env: BTreeMap<String, String>,
+    /// Boots a sandbox like this of the new image before the image gets its name, and keeps its
+    /// warm image. A service that does not start fails the build.
+    pub trial: Option<SandboxSpec>,
     /// For a recipe whose base is in a registry.
     pub access: RegistryAccess,
+}
+
+impl BuildSpec {
+    /// How many steps of so many need not run again.
+    fn usable(&self, steps: usize) -> usize {
+        if self.anew {
+            0
+        } else {
+            self.anew_from.map_or(steps, |from| from.min(steps))
+        }
+    }
 }
 
 /// The base of a recipe.
@@ -164,8 +183,17 @@ impl Host {
         let steps = blocking(move || Steps::of(&read, with_packages)).await?;
         let base = self.base(recipe, &spec, &watch).await?;
         base.check_size(recipe)?;
-        let last = self.work(recipe, &base, &steps, spec.anew, &watch).await?;
-        let image = self.publish_built(recipe, &base, last, &watch).await?;
+        let last = self.work(recipe, &base, &steps, &spec, &watch).await?;
+        let mut recipe = recipe.clone();
+        recipe.env.extend(spec.env.clone());
+        let image = self.publish_built(&recipe, &base, last, &watch).await?;
+        if let Some(trial) = spec.trial {
+            let trial = SandboxSpec {
+                image: Some(image.digest.to_string()),
+                ..trial
+            };
+            self.warm_image(&trial).await?;
+        }
         self.inner.name_image(&name, &image).await?;
         self.inner.image_info(&image.digest)
     }
@@ -228,7 +256,7 @@ impl Host {
         recipe: &Recipe,
         base: &Base,
         steps: &Steps,
-        anew: bool,
+        spec: &BuildSpec,
         watch: &BuildWatch,
     ) -> Result<Option<Held>> {
         let from = base
@@ -236,7 +264,8 @@ impl Host {
             .as_ref()
             .map_or(&base.image.digest, |held| &held.digest);
         let keys = steps.keys(from, recipe)?;
-        let (done, mut last) = match (!anew).then(|| self.inner.longest_done(&keys)).flatten() {
+        let usable = spec.usable(keys.len());
+        let (done, mut last) = match self.inner.longest_done(&keys[..usable]) {
             Some((done, held)) => (done, Some(held)),
             None => (0, None),
         };
@@ -418,22 +447,41 @@ impl Workshop {
     async fn perform(&self, recipe: &Recipe, step: &Step, watch: &BuildWatch) -> Result<()> {
         match step {
             Step::Packages(packages) => self.run(step, steps::install(packages), watch).await,
-            Step::Run(run) => self.run(step, steps::command(run, recipe), watch).await,
-            Step::File { file, digest } => {
-                let files = self.guest.files();
-                if let Some(parent) = std::path::Path::new(&file.target).parent() {
-                    files.make_dir(parent, 0o755).await?;
+            Step::Run { run, digests } => {
+                for (file, digest) in run.files.iter().zip(digests) {
+                    self.place(step, file, digest, watch).await?;
                 }
-                let sent = files.place(&file.source, file.target.as_ref()).await?;
-                steps::check_unchanged(file, digest)?;
-                sent.skipped.iter().for_each(|line| {
-                    watch.tell(BuildEvent::Output(format!("{line}\n").into_bytes()))
-                });
-                match steps::attributes(file) {
-                    Some(spec) => self.run(step, spec, watch).await,
-                    None => Ok(()),
-                }
+                self.run(step, steps::command(run, recipe), watch).await
             }
+            Step::File { file, digest } => self.place(step, file, digest, watch).await,
+        }
+    }
+
+    /// Copies a file or a tree of the host, or what is in an archive.
+    async fn place(
+        &self,
+        step: &Step,
+        file: &CopyFile,
+        digest: &str,
+        watch: &BuildWatch,
+    ) -> Result<()> {
+        let files = self.guest.files();
+        let target = std::path::Path::new(&file.target);
+        if let Some(parent) = target.parent() {
+            files.make_dir(parent, 0o755).await?;
+        }
+        let sent = if file.unpack {
+            files.unpack(&file.source, target).await?
+        } else {
+            files.place(&file.source, target).await?
+        };
+        steps::check_unchanged(file, digest)?;
+        for line in &sent.skipped {
+            watch.tell(BuildEvent::Output(format!("{line}\n").into_bytes()));
+        }
+        match steps::attributes(file) {
+            Some(spec) => self.run(step, spec, watch).await,
+            None => Ok(()),
         }
     }
 

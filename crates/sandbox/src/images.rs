@@ -107,6 +107,14 @@ impl Host {
         self.inner.image_info(&image.digest)
     }
 
+    /// Points one more name at an image, or moves the name to it.
+    pub async fn tag_image(&self, reference: &str, name: &str) -> Result<()> {
+        let image = self.inner.find_image(reference)?;
+        let name = parse_name("image name", name)?;
+        self.inner.check_image_name(&name)?;
+        self.inner.name_image(&name, &image).await
+    }
+
     /// Removes an image's name, or, by its digest, all of its names. Its content stays as long as
     /// anything uses it.
     pub async fn remove_image(&self, reference: &str) -> Result<RemovedImage> {

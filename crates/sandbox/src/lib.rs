@@ -41,6 +41,7 @@ mod config;
 mod console;
 mod create;
 mod degradation;
+mod documents;
 mod driver;
 mod error;
 mod export;
@@ -86,6 +87,7 @@ mod together;
 mod tree;
 mod unfinished;
 mod verb;
+mod volumes;
 
 pub use access::{Access, KeyInfo, NewKey, is_equal};
 pub use begun::{Begun, Committed, OwnedSandbox};
@@ -96,6 +98,7 @@ pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, No
 pub use config::{HostConfig, MachineUser, RunIn, Spares};
 pub use create::{Prepared, WarmInfo};
 pub use degradation::Degradation;
+pub use documents::{NewArchive, Work};
 pub use error::{
     Arguments, Code, Error, ErrorKind, MachinePart, NameHolder, Report, Result, Setting, StateUser,
     Unsaved,
@@ -114,7 +117,7 @@ pub use images::{PullSpec, Pulled};
 pub use info::SandboxInfo;
 pub use link::{LinkError, Output as ByteStream, Refusal};
 pub use mode::MemoryMode;
-pub use mounts::{InUse, MountInfo, MountSpec};
+pub use mounts::{InUse, MountInfo, MountOwner, MountSpec};
 pub use names::check_reference;
 pub use progress::{Advance, Progress};
 pub use reference::{absolute_reference, is_path};
@@ -125,7 +128,7 @@ pub use sandtree_proto::{
 };
 pub use sandtree_store::{
     AccelChoice, Arch, Consistency, Ended, ExecDefaults, Expiry, ExpiryAction, Init, KeyLimits,
-    MountAccess, Network, PublishedPort, SaveOnStop, SaveTarget, Scope, StateKind, Verified,
+    MountAccess, Network, PublishedPort, SaveOnStop, SaveTarget, Scope, Shelf, StateKind, Verified,
     rename_noreplace,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
@@ -140,3 +143,4 @@ pub use states::{
 pub use status::{State, StateWatch};
 pub use tree::{Tree, TreeKind, TreeNode};
 pub use verb::{Phase, Verb, permits};
+pub use volumes::{Parents, VOLUME_OWNER, VolumeEntry, VolumeFiles, VolumeInfo, VolumeRemoval};

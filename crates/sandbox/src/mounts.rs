@@ -55,6 +55,16 @@ pub struct MountSpec {
     /// An absolute path in the guest. It is created if it does not exist.
     pub guest: String,
     pub access: MountAccess,
+    /// The guest's user as whom the host's own user is shown. `None`: root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<MountOwner>,
+}
+
+/// A user and a group of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountOwner {
+    pub uid: u32,
+    pub gid: u32,
 }
 
 impl MountSpec {
@@ -233,12 +243,13 @@ pub(crate) fn directory(point: &MountPoint, of: &HostDirectory) -> Result<Direct
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::open(&of.path, flags, Mode::empty())
         .map_err(|e| Error::io("open", &of.path, e.into()))?;
+    let (uid, gid) = of.owner.unwrap_or((0, 0));
     Ok(Directory {
         mount: MountId(point.id),
         root: open(&of.path)?,
         path: of.path.clone(),
         access,
-        owner: Owner { uid: 0, gid: 0 },
+        owner: Owner { uid, gid },
     })
 }
 

@@ -14,6 +14,8 @@ use crate::error::{Fault, Result};
 pub const ENVD: &str = "envd";
 /// The token for all other ports of a sandbox.
 pub const TRAFFIC: &str = "traffic";
+/// The token for the content of a volume.
+pub const VOLUME: &str = "volume";
 
 /// The value of a header, if it is a text.
 pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

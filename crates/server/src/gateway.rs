@@ -12,6 +12,7 @@ use futures_util::FutureExt;
 use sandtree::{ErrorKind, Guest, Host, KeyInfo, Phase, Sandbox, SandboxInfo};
 use tokio::sync::watch;
 
+use crate::builds::Builds;
 use crate::config::Config;
 use crate::error::{Fault, Result, Retry};
 use crate::first_use::FirstUses;
@@ -45,6 +46,7 @@ struct Inner {
     first_uses: FirstUses,
     figures: Figures,
     spans: Spans,
+    builds: Builds,
 }
 
 /// What a request would make run.
@@ -94,6 +96,7 @@ impl Gateway {
                 repeats: Repeats::default(),
                 first_uses: FirstUses::default(),
                 figures: Figures::default(),
+                builds: Builds::default(),
             }),
         }
     }
@@ -108,6 +111,10 @@ impl Gateway {
 
     pub(crate) fn processes(&self) -> &Processes {
         &self.inner.processes
+    }
+
+    pub(crate) fn builds(&self) -> &Builds {
+        &self.inner.builds
     }
 
     pub(crate) fn repeats(&self) -> &Repeats {

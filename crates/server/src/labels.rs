@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use sandtree::SandboxInfo;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Fault, Result};
 
@@ -13,6 +14,9 @@ const PRIVATE_TRAFFIC: &str = "e2b/private-traffic";
 const OPEN: &str = "e2b/open";
 const KEY: &str = "e2b/key";
 const REQUEST: &str = "e2b/request";
+const USER: &str = "e2b/user";
+const WORKDIR: &str = "e2b/workdir";
+const VOLUMES: &str = "e2b/volumes";
 /// A label holds no more.
 const METADATA_MAX: usize = 4096;
 
@@ -32,6 +36,22 @@ pub struct Labels {
     pub key: Option<String>,
     /// The request that created it, if its client may send it again.
     pub request: Option<String>,
+    /// As whom and where commands run, unless they say otherwise.
+    pub user: Option<String>,
+    pub workdir: Option<String>,
+    /// The volumes that it has mounted.
+    pub volumes: Vec<VolumeMount>,
+}
+
+/// A volume in a sandbox, as its creator asks for it and lists show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeMount {
+    /// The volume's name, or its id.
+    pub name: String,
+    pub path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
 }
 
 impl Labels {
@@ -42,6 +62,8 @@ impl Labels {
     pub fn read(labels: &BTreeMap<String, String>) -> Self {
         let metadata = labels.get(METADATA);
         let metadata = metadata.and_then(|text| serde_json::from_str(text).ok());
+        let volumes = labels.get(VOLUMES);
+        let volumes = volumes.and_then(|text| serde_json::from_str(text).ok());
         Self {
             template: labels.get(TEMPLATE).cloned(),
             metadata: metadata.unwrap_or_default(),
@@ -50,6 +72,9 @@ impl Labels {
             secure: !labels.contains_key(OPEN),
             key: labels.get(KEY).cloned(),
             request: labels.get(REQUEST).cloned(),
+            user: labels.get(USER).cloned(),
+            workdir: labels.get(WORKDIR).cloned(),
+            volumes: volumes.unwrap_or_default(),
         }
     }
 
@@ -62,9 +87,19 @@ impl Labels {
         add(TEMPLATE, self.template.clone());
         add(KEY, self.key.clone());
         add(REQUEST, self.request.clone());
+        add(USER, self.user.clone());
+        add(WORKDIR, self.workdir.clone());
         add(AUTO_RESUME, flag(self.auto_resume));
         add(PRIVATE_TRAFFIC, flag(!self.public_traffic));
         add(OPEN, flag(!self.secure));
+        if !self.volumes.is_empty() {
+            let text = serde_json::to_string(&self.volumes).expect("texts are JSON");
+            if text.len() > METADATA_MAX {
+                let message = "volumeMounts are too large: at most 4096 bytes as JSON";
+                return Err(Fault::bad_request(message));
+            }
+            add(VOLUMES, Some(text));
+        }
         if !self.metadata.is_empty() {
             let text = serde_json::to_string(&self.metadata).expect("a map of texts is JSON");
             if text.len() > METADATA_MAX {
@@ -91,6 +126,13 @@ mod tests {
             secure: false,
             key: Some("0a".into()),
             request: Some("0b".into()),
+            user: Some("dev".into()),
+            workdir: Some("/app".into()),
+            volumes: vec![VolumeMount {
+                name: "v".into(),
+                path: "/v".into(),
+                read_only: Some(true),
+            }],
         };
         assert_eq!(Labels::read(&labels.write().unwrap()), labels);
         let plain = Labels::read(&BTreeMap::new());

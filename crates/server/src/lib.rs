@@ -13,8 +13,10 @@
 
 mod auth;
 mod body;
+mod builds;
 mod clock;
 mod config;
+mod content;
 mod control;
 mod digits;
 mod envd;
@@ -24,12 +26,15 @@ mod gateway;
 mod labels;
 mod listen;
 mod locked;
+mod naming;
 mod native;
 mod observe;
 mod observed;
+mod plan;
 mod plane;
 mod processes;
 mod proxy;
+mod records;
 mod repeats;
 mod template;
 mod turn;

@@ -42,6 +42,7 @@ const HEAD_BYTES_MAX: usize = 64 * 1024;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// The wait after a failed accept; most likely, the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const SWEEP_EVERY: Duration = Duration::from_secs(3600);
 /// How long streams may take to end when the server stops.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -102,6 +103,7 @@ impl Bound {
         let room = Arc::new(Semaphore::new(room));
         let figures = self.gateway.figures().clone();
         let (stopping, stopped) = watch::channel(());
+        let sweeping = tokio::spawn(sweep(self.gateway.clone()));
         let mut connections = JoinSet::new();
         tokio::pin!(stop);
         loop {
@@ -131,11 +133,24 @@ impl Bound {
             });
         }
         drop(self.listener);
+        sweeping.abort();
+        // Their machines are of this process.
+        self.gateway.builds().cancel_all();
         drop(stopping);
         let drained = async { while connections.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
             tracing::info!("streams are cut: the server stops");
         }
+    }
+}
+
+/// Removes what clients uploaded and never used, now and every hour.
+async fn sweep(gateway: Gateway) {
+    loop {
+        if let Err(error) = gateway.host().sweep_archives() {
+            tracing::warn!(error = %error.report().one_line(), "uploads are not removed");
+        }
+        tokio::time::sleep(SWEEP_EVERY).await;
     }
 }
 

@@ -12,7 +12,11 @@ use crate::error::Result;
 
 /// The template of clients that name none.
 pub const BASE: &str = "base";
-const DEBIAN: &str = "debian";
+/// A whole Debian, with the user of E2B's templates.
+pub const DEBIAN: &str = "debian";
+
+/// Only busybox.
+const TINY: &str = "tiny";
 
 /// The tag that every template has.
 const DEFAULT_TAG: &str = ":default";
@@ -44,6 +48,28 @@ pub async fn origin(host: &Host, config: &Config, template: &str) -> String {
 /// The image of this name, if the store has it.
 pub fn image(host: &Host, name: &str) -> Option<ImageInfo> {
     host.inspect_image(name).ok()
+}
+
+/// The image of the store that stands for an image as Dockerfiles name it. `None`: there is none.
+pub fn image_for(host: &Host, name: &str) -> Option<String> {
+    let plain = name.split_once('@').map_or(name, |(plain, _)| plain);
+    let (repository, tag) = match plain.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => (repository, tag),
+        _ => (plain, "latest"),
+    };
+    if matches!(repository, "debian" | "library/debian" | "e2bdev/base") {
+        return Some(DEBIAN.to_owned());
+    }
+    if repository == TINY {
+        return Some(TINY.to_owned());
+    }
+    let last = repository.rsplit('/').next().unwrap_or(repository);
+    let candidates = [format!("{last}.{tag}"), last.to_owned()];
+    let is_stored = |name: &&String| {
+        let is_exact = !repository.contains('/') && (tag == "latest" || name.contains('.'));
+        is_exact && image(host, name).is_some()
+    };
+    candidates.iter().find(is_stored).cloned()
 }
 
 /// Makes the image of the template `base`, if it is a built-in one and missing.

@@ -19,6 +19,9 @@
 //!   states/<state>/          manifest.json, devices, execs/, sealed.json once it is; a name that starts with '.' is unfinished or going
 //! cache/<key>                JSON that may be deleted at any time
 //! access.json                keys of the HTTP server, by hash, and the secret of its tokens
+//! server/<shelf>/<name>.json what the HTTP server knows of templates, builds, their logs and uploads; made when needed
+//! server/archives/<key>.tar  archives that clients sent for builds
+//! volumes/<id>/              volume.json, data/; made when needed
 //! index.sqlite[-journal]     what manifests of snapshots say, found faster; may be deleted at any time
 //! ```
 //!
@@ -111,7 +114,7 @@ impl Layout {
 
     /// Whether an entry may be in a root that has no format yet.
     pub(crate) fn is_ours(name: &str) -> bool {
-        const DIRS: [&str; 11] = [
+        const DIRS: [&str; 13] = [
             "staging",
             "names",
             "kernels",
@@ -123,6 +126,8 @@ impl Layout {
             "warm",
             "sandboxes",
             "cache",
+            "server",
+            "volumes",
         ];
         // A file system of the store's own has a `lost+found`.
         const OTHERS: [&str; 8] = [
@@ -144,6 +149,19 @@ impl Layout {
 
     pub(crate) fn access(&self) -> PathBuf {
         self.root.join(ACCESS)
+    }
+
+    /// What the HTTP server keeps.
+    pub(crate) fn server(&self) -> PathBuf {
+        self.root.join("server")
+    }
+
+    pub(crate) fn archives(&self) -> PathBuf {
+        self.server().join("archives")
+    }
+
+    pub(crate) fn volumes(&self) -> PathBuf {
+        self.root.join("volumes")
     }
 
     pub(crate) fn lock(&self) -> PathBuf {

@@ -23,6 +23,7 @@ mod cache;
 mod choice;
 mod damage;
 pub mod disk;
+mod document;
 mod error;
 mod fs;
 mod gc;
@@ -50,6 +51,8 @@ mod store;
 mod tag;
 #[cfg(test)]
 mod tests;
+mod upload;
+mod volume;
 mod warm;
 
 pub use access::{AccessRecord, KeyLimits, KeyRecord, Scope};
@@ -57,6 +60,7 @@ pub use artifact::{ExportSpec, Exported, Packable, PackedMember, Role};
 pub use blob::Blob;
 pub use choice::{AccelChoice, Network, PublishedPort};
 pub use damage::manifest::ManifestError;
+pub use document::Shelf;
 pub use error::Error;
 pub use fs::rename_noreplace;
 pub use gc::{Garbage, GarbageKind, GcReport, KindUsage, Usage, UsageKind};
@@ -87,4 +91,6 @@ pub use snapshot::{
 pub use state::{MachineRecord, MemoryState, StateKind, StateManifest, StateSource};
 pub use store::{Recovered, Store};
 pub use tag::{ParseTagError, Tag};
+pub use upload::Receiving;
+pub use volume::VolumeRecord;
 pub use warm::{WarmOf, WarmRecord, WarmSummary};

@@ -49,6 +49,10 @@ pub struct HostDirectory {
     pub path: PathBuf,
     /// The host refuses changes, whatever the guest's mount allows.
     pub read_only: bool,
+    /// The guest's user as whom the host's own user is shown: numbers of user and group. `None`:
+    /// root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<(u32, u32)>,
     /// Files that were written to the directory from this sandbox, by path, and the version that
     /// the host's file has since.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

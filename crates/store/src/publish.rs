@@ -77,6 +77,14 @@ impl Staged {
         }
     }
 
+    /// The name of the directory, by which [`Store::is_at_work`] finds out whether its maker lives.
+    ///
+    /// [`Store::is_at_work`]: crate::Store::is_at_work
+    pub fn id(&self) -> String {
+        let name = self.shell.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// The directory to fill.
     pub fn path(&self) -> &Path {
         &self.tree
@@ -234,6 +242,13 @@ pub(crate) fn replace(files: &Files, path: &Path, bytes: &[u8]) -> Result<(), Er
         left_for_next_open(files.remove_file(&new));
     }
     written?;
+    files.sync_dir(parent(path))
+}
+
+/// Makes sure that there is a directory that not every store has, and that it stays. Synced each
+/// time: the process that made it may have died before.
+pub(crate) fn ensure_lasting_dir(files: &Files, path: &Path) -> Result<(), Error> {
+    files.ensure_dir(path)?;
     files.sync_dir(parent(path))
 }
 

@@ -77,6 +77,19 @@ impl Store {
         Staged::new(&self.files, &self.layout, &SandboxId::random()?)
     }
 
+    /// Whether the process that works in a staging directory still lives.
+    pub fn is_at_work(&self, id: &str) -> Result<bool, Error> {
+        let Ok(id) = id.parse::<SandboxId>() else {
+            return Ok(false);
+        };
+        let shell = self.layout.staging().join(id.as_str());
+        if self.files.kind(&shell)?.is_none() {
+            return Ok(false);
+        }
+        let tried = fs::optional(self.files.try_lock(&shell.join("lock")))?;
+        Ok(matches!(tried, Some(None)))
+    }
+
     /// The same store, for what outlives a borrow of it.
     pub(crate) fn handle(&self) -> Self {
         Self {
@@ -198,7 +211,9 @@ impl Store {
         self.layout
             .published()
             .iter()
-            .try_for_each(|dir| self.files.sync_dir(dir))
+            .try_for_each(|dir| self.files.sync_dir(dir))?;
+        // Not every store has volumes.
+        fs::optional(self.files.sync_dir(&self.layout.volumes())).map(drop)
     }
 
     fn recover_one(&self, id: SandboxId, staged: Staged) -> Recovered {

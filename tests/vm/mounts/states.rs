@@ -87,6 +87,7 @@ async fn a_command_that_waits_for_a_resume_sees_the_hosts_present() {
         host: dir.path().to_owned(),
         guest: "/work".into(),
         access: MountAccess::ReadWrite,
+        owner: None,
     };
     let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
     // To compare all of them takes a while, and what the guest learns last is compared last.

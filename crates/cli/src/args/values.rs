@@ -91,6 +91,7 @@ pub fn mount(text: &str) -> Result<MountSpec, String> {
         host,
         guest,
         access,
+        owner: None,
     })
 }
 

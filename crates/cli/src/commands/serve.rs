@@ -132,7 +132,9 @@ fn announce(global: &Global, host: &Host, bound: &Bound) -> Result<(), Failure> 
         return Ok(());
     }
     show::line(&format!("listening on {url}"));
-    show::line(&format!("export E2B_API_URL={url} E2B_SANDBOX_URL={url}"));
+    show::line(&format!(
+        "export E2B_API_URL={url} E2B_SANDBOX_URL={url} E2B_VOLUME_API_URL={url}"
+    ));
     match first {
         Some(key) => show::line(&format!("export E2B_API_KEY={key}")),
         None => {

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::ca;
 use crate::error::{Error, Result};
-use crate::guest::ExecSpec;
+use crate::guest::{ExecSpec, check_archive};
 use crate::image::{CopyFile, Recipe, RunStep};
 
 /// Part of every key. It changes when steps are done differently.
@@ -39,7 +39,11 @@ pub(super) enum Step {
         /// Of everything in it.
         digest: String,
     },
-    Run(RunStep),
+    Run {
+        run: RunStep,
+        /// Of everything in each of its files.
+        digests: Vec<String>,
+    },
 }
 
 impl Step {
@@ -47,21 +51,51 @@ impl Step {
     fn shape(&self) -> serde_json::Value {
         match self {
             Self::Packages(packages) => serde_json::json!({ "packages": packages }),
-            Self::File {
-                file:
-                    CopyFile {
-                        target,
-                        owner,
-                        mode,
-                        ..
-                    },
-                digest,
-            } => {
-                serde_json::json!({ "target": target, "owner": owner, "mode": mode, "digest": digest })
+            Self::File { file, digest } => shape_of(file, digest),
+            Self::Run { run, digests } => {
+                let copied = run.files.iter().zip(digests);
+                let copied: Vec<_> = copied
+                    .map(|(file, digest)| shape_of(file, digest))
+                    .collect();
+                let plain = RunStep {
+                    files: Vec::new(),
+                    ..run.clone()
+                };
+                let mut shape = serde_json::json!({ "run": plain });
+                // Without files it is written as ever, so that steps from before count as done.
+                if !copied.is_empty() {
+                    shape["files"] = copied.into();
+                }
+                shape
             }
-            Self::Run(run) => serde_json::json!({ "run": run }),
         }
     }
+}
+
+/// All that the result of a copy depends on.
+fn shape_of(file: &CopyFile, digest: &str) -> serde_json::Value {
+    let CopyFile {
+        target,
+        owner,
+        mode,
+        unpack,
+        ..
+    } = file;
+    let mut shape = serde_json::json!({
+        "target": target, "owner": owner, "mode": mode, "digest": digest,
+    });
+    if *unpack {
+        shape["unpack"] = true.into();
+    }
+    shape
+}
+
+/// The digest of what is to be copied. An archive is checked before any step runs.
+fn source_digest(file: &CopyFile) -> Result<String> {
+    if file.unpack {
+        check_archive(&file.source)?;
+    }
+    digest_of(&file.source)
 }
 
 impl fmt::Display for Step {
@@ -71,7 +105,7 @@ impl fmt::Display for Step {
             Self::File { file, .. } => {
                 write!(f, "copy {} to {}", file.source.display(), file.target)
             }
-            Self::Run(run) => f.write_str(run.command.lines().next().unwrap_or_default()),
+            Self::Run { run, .. } => f.write_str(run.command.lines().next().unwrap_or_default()),
         }
     }
 }
@@ -88,10 +122,14 @@ impl Steps {
         for file in &recipe.files {
             steps.push(Step::File {
                 file: file.clone(),
-                digest: digest_of(&file.source)?,
+                digest: source_digest(file)?,
             });
         }
-        steps.extend(recipe.run.iter().cloned().map(|run| Step::Run(run.into())));
+        for run in recipe.run.iter().cloned() {
+            let run = RunStep::from(run);
+            let digests = run.files.iter().map(source_digest).collect::<Result<_>>()?;
+            steps.push(Step::Run { run, digests });
+        }
         Ok(Self(steps))
     }
 

@@ -357,6 +357,30 @@ impl Files {
         }
     }
 
+    /// Unpacks a tar archive of the host into the directory `to`, which is made if it is missing.
+    /// Nothing in the archive can make the guest write anywhere else.
+    pub(crate) async fn unpack(&self, archive: &Path, to: &Path) -> Result<Transfer> {
+        let operation = format!("unpack {} in the guest", archive.display());
+        let Channel {
+            input,
+            err,
+            mut control,
+            ..
+        } = self.open(&operation, Open::TarIn { path: raw(&to) })?;
+        let (chunks, queue) = mpsc::channel(CHUNKS);
+        let source = archive.to_owned();
+        let sending = tokio::task::spawn_blocking(move || tree::send(&source, chunks));
+        let carried = tokio::try_join!(self.send_all(queue, input), left_out(err));
+        let (bytes, told) = carried.map_err(guest(&operation))?;
+        let unpacked = done(&operation, &mut control).await;
+        sending.await.expect("sending does not panic")?;
+        unpacked?;
+        Ok(Transfer {
+            bytes,
+            skipped: told.into_lines(),
+        })
+    }
+
     async fn send(&self, from: &Path, to: &Path, owner: Owner) -> Result<Transfer> {
         let found = tokio::fs::symlink_metadata(from)
             .await

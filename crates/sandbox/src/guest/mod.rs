@@ -22,6 +22,7 @@ use sandtree_proto::{
     Boot, HookFailure, Identity, Metrics, MountEnd, MountStart, Rebirth, Reply, Request,
 };
 use tokio::net::TcpListener;
+pub(crate) use tree::check_archive;
 pub use watch::Watch;
 
 use crate::error::{Error, Result};

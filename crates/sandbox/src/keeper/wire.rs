@@ -345,6 +345,7 @@ mod tests {
             host: "/srv/data".into(),
             guest: "/data".into(),
             access: MountAccess::ReadOnly,
+            owner: None,
         };
         assert_golden("mount", &order(mount));
         let path = "/data".into();

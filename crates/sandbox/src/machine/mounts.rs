@@ -85,6 +85,7 @@ pub(crate) fn remember(owned: &Owned, point: &MountPoint, spec: &MountSpec) -> R
         id: point.id,
         path: spec.host.clone(),
         read_only: spec.access != MountAccess::ReadWrite,
+        owner: spec.owner.map(|owner| (owner.uid, owner.gid)),
         applied: BTreeMap::new(),
     });
     owned

@@ -10,11 +10,13 @@ use sandtree::{Expiry, ExpiryAction, Network, SandboxInfo, SandboxSpec};
 
 use super::sandboxes::{created, timeout};
 use super::shapes::{NetworkRules, NewSandbox};
+use super::volumes;
 use super::{Body, Client};
 use crate::error::{Fault, Result};
 use crate::gateway::{Gateway, New};
 use crate::labels::Labels;
 use crate::observe::{self, Trail};
+use crate::records::{TagRecord, tag_of};
 use crate::template::{self, BASE};
 
 /// The memory of a sandbox, as the library chooses it.
@@ -35,12 +37,12 @@ pub(super) async fn create(
         let created = created(&gateway, &client, &made)?;
         return Ok((StatusCode::CREATED, axum::Json(created)).into_response());
     }
+    let spec = spec(&gateway, &client, new).await?;
     let needed = New {
         sandboxes: 1,
-        memory_bytes: MEMORY_BYTES,
+        memory_bytes: spec.memory_bytes.unwrap_or(MEMORY_BYTES),
     };
     gateway.admit(&client.key, needed)?;
-    let spec = spec(&gateway, &client, new).await?;
     gateway.first_uses().ready(gateway.host(), &spec).await?;
     let sandbox = gateway.host().create(spec).await?;
     Trail::created(&sandbox);
@@ -61,9 +63,6 @@ pub(crate) fn repeated(gateway: &Gateway, client: &Client) -> Result<Option<Sand
 
 /// Refuses what would otherwise be silently ignored.
 fn refuse_unknown(new: &NewSandbox) -> Result<()> {
-    if !new.volume_mounts.is_empty() {
-        return Err(Fault::not_implemented("mounting volumes"));
-    }
     if new.mcp.is_some() {
         return Err(Fault::not_implemented("the MCP gateway"));
     }
@@ -77,6 +76,10 @@ async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<San
     let template = new.template.clone().unwrap_or_else(|| BASE.to_owned());
     let stored = template::origin(gateway.host(), gateway.config(), &template).await;
     let inherited = inherited(gateway, &stored).await?;
+    let tag = tag(gateway, &stored)?;
+    let shape = tag.as_ref().map(|tag| tag.shape).unwrap_or_default();
+    let volumes = new.volume_mounts.clone().unwrap_or(inherited.volumes);
+    let mounts = volumes::mounts(gateway, &volumes)?;
     let timeout = timeout(new.timeout, gateway)?;
     let action = action(&new)?;
     let network = match new.internet {
@@ -95,9 +98,17 @@ async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<San
         secure: new.secure.unwrap_or(true),
         key: Some(client.key.id.clone()),
         request: client.request.clone(),
+        user: tag.as_ref().map_or(inherited.user, |tag| tag.user.clone()),
+        workdir: tag
+            .as_ref()
+            .map_or(inherited.workdir, |tag| tag.workdir.clone()),
+        volumes,
     };
     Ok(SandboxSpec {
         network: Some(network),
+        memory_bytes: shape.memory_bytes,
+        cpus: shape.cpus,
+        mounts,
         labels: labels.write()?,
         env: environment(&new, &labels)?,
         expiry: timeout.map(|timeout| Expiry {
@@ -119,6 +130,14 @@ async fn inherited(gateway: &Gateway, stored: &str) -> Result<Labels> {
         Err(_) => Err(Fault::not_found(format!(
             "template \"{stored}\" not found: `sandtree image ls` and `sandtree snapshot ls` list them"
         ))),
+    }
+}
+
+/// What the builder of a template chose.
+fn tag(gateway: &Gateway, stored: &str) -> Result<Option<TagRecord>> {
+    match template::image(gateway.host(), stored) {
+        Some(image) => tag_of(gateway.host(), stored, &image.digest),
+        None => Ok(None),
     }
 }
 
@@ -194,6 +213,5 @@ mod tests {
         assert!(refused(r#"{"network":{"denyOut":["0.0.0.0/0"]}}"#));
         assert!(refused(r#"{"network":{"rules":{}}}"#));
         assert!(refused(r#"{"mcp":{}}"#));
-        assert!(refused(r#"{"volumeMounts":[{"name":"v","path":"/v"}]}"#));
     }
 }

@@ -1,20 +1,26 @@
 //! The control plane: E2B's API for sandboxes, snapshots and templates, with CubeSandbox's
 //! additions.
 
+mod building;
+mod builds;
 mod create;
 mod query;
 mod samples;
 mod sandboxes;
 mod shapes;
 mod snapshots;
+mod tags;
 mod templates;
+mod uploads;
+mod volumes;
 
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post, put};
+use axum::routing::{get, patch, post, put};
+use hyper::StatusCode;
 use sandtree::{KeyInfo, Scope};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -24,6 +30,7 @@ pub(crate) use create::repeated;
 use crate::auth;
 use crate::body;
 use crate::config::MetricsAccess;
+use crate::content;
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
 use crate::observe::Trail;
@@ -59,10 +66,9 @@ pub fn router(gateway: Gateway) -> Router {
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
         .route("/sandboxes/{id}/rollback", post(snapshots::rollback))
         .route("/snapshots", get(snapshots::list))
-        .route("/templates", get(templates::list))
-        .route("/v2/templates", get(templates::list))
-        .route("/templates/aliases/{alias}", get(templates::exists))
-        .route("/templates/{id}", delete(templates::remove))
+        .merge(templates())
+        .route("/volumes", get(volumes::list).post(volumes::create))
+        .route("/volumes/{id}", get(volumes::get).delete(volumes::remove))
         .fallback(unknown)
         .layer(keyed.clone());
     let figures = Router::new().route("/metrics", get(observed::scrape));
@@ -74,8 +80,33 @@ pub fn router(gateway: Gateway) -> Router {
         .route("/health", get(health))
         .route("/healthz", get(health))
         .merge(figures)
+        .route("/templates/{id}/files/{hash}", put(uploads::receive))
+        .merge(content::router())
         .merge(guarded)
         .with_state(gateway)
+}
+
+fn templates() -> Router<Gateway> {
+    Router::new()
+        .route("/templates", get(templates::list).post(builds::cube_build))
+        .route("/v2/templates", get(templates::list).post(builds::request))
+        .route("/v3/templates", post(builds::request))
+        .route("/templates/tags", post(tags::assign).delete(tags::remove))
+        .route("/templates/aliases/{alias}", get(templates::exists))
+        .route(
+            "/templates/{id}",
+            get(templates::get)
+                .post(builds::cube_rebuild)
+                .patch(templates::update)
+                .delete(templates::remove),
+        )
+        .route("/v2/templates/{id}", patch(templates::update))
+        .route("/templates/{id}/alias", put(templates::set_alias))
+        .route("/templates/{id}/tags", get(tags::list))
+        .route("/templates/{id}/files/{hash}", get(builds::files))
+        .route("/v2/templates/{id}/builds/{build}", post(builds::start))
+        .route("/templates/{id}/builds/{build}/status", get(builds::status))
+        .route("/templates/{id}/builds/{build}/logs", get(builds::logs))
 }
 
 /// Lets only holders of a key for sandboxes pass, and tells handlers which key it is.

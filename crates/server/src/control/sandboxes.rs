@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
-use sandtree::{ForkSpec, Phase, Sandbox, SandboxInfo};
+use sandtree::{ForkMounts, ForkSpec, Phase, Sandbox, SandboxInfo};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -377,7 +377,18 @@ pub(super) async fn fork(
 
 /// Copies that expire after a time.
 async fn fork_for(sandbox: Sandbox, count: usize, after: Option<Duration>) -> Result<Vec<Sandbox>> {
-    let (copies, _) = sandbox.fork(ForkSpec::new(count)).await?;
+    let has_volumes = !Labels::of(&sandbox.info()?).volumes.is_empty();
+    let mounts = if has_volumes {
+        // Volumes are for all who have them.
+        ForkMounts::Shared
+    } else {
+        ForkMounts::default()
+    };
+    let spec = ForkSpec {
+        mounts,
+        ..ForkSpec::new(count)
+    };
+    let (copies, _) = sandbox.fork(spec).await?;
     for copy in &copies {
         if let Some(report) = copy.created() {
             Trail::restored(Operation::Fork, report);

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::auth;
 use crate::error::{Fault, Result};
-use crate::labels::Labels;
+use crate::labels::{Labels, VolumeMount};
 
 /// The version of envd whose protocol the data plane speaks.
 pub const ENVD_VERSION: &str = "0.6.13";
@@ -37,8 +37,8 @@ pub struct NewSandbox {
     pub metadata: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub env_vars: Option<BTreeMap<String, String>>,
-    #[serde(default)]
-    pub volume_mounts: Vec<Value>,
+    /// `None`: those of the snapshot that it begins from.
+    pub volume_mounts: Option<Vec<VolumeMount>>,
     pub mcp: Option<Value>,
     pub iam: Option<Value>,
 }
@@ -190,6 +190,7 @@ pub struct Detailed {
     envd_access_token: Option<String>,
     allow_internet_access: bool,
     lifecycle: Value,
+    volume_mounts: Vec<VolumeMount>,
 }
 
 impl Detailed {
@@ -210,6 +211,7 @@ impl Detailed {
                 "onTimeout": on_timeout,
                 "autoResume": labels.auto_resume,
             }),
+            volume_mounts: labels.volumes,
         }
     }
 }

@@ -13,6 +13,8 @@ mod process;
 mod rpc;
 mod user;
 
+use std::path::PathBuf;
+
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use hyper::{Method, StatusCode};
@@ -32,8 +34,10 @@ pub const ENVD_PORT: u16 = 49983;
 pub struct Call {
     pub gateway: Gateway,
     pub connection: Connection,
-    /// The user that the client names.
+    /// The user that the client names, or else its template.
     pub user: Option<String>,
+    /// The directory of commands that name none. `None`: the home of the user.
+    pub workdir: Option<PathBuf>,
 }
 
 /// Answers a request for the commands and files of a sandbox.
@@ -51,7 +55,8 @@ pub async fn serve(gateway: Gateway, sandbox: &str, request: Request) -> Result<
     }
     let token = gateway.host().access()?.token(auth::ENVD, &info.id);
     let has_token = auth::has_token(request.headers(), "x-access-token", &token);
-    let needs_signature = Labels::of(&info).secure && !has_token;
+    let labels = Labels::of(&info);
+    let needs_signature = labels.secure && !has_token;
     if needs_signature {
         if path != "/files" {
             let message = "unauthorized access, please provide a valid access token";
@@ -67,7 +72,8 @@ pub async fn serve(gateway: Gateway, sandbox: &str, request: Request) -> Result<
     };
     let call = Call {
         connection: gateway.connect(sandbox, &info).await?,
-        user,
+        user: user.or(labels.user),
+        workdir: labels.workdir.map(PathBuf::from),
         gateway,
     };
     if let Some(method) = path.strip_prefix("/process.Process/") {

@@ -210,7 +210,8 @@ async fn spec(call: &Call, headers: &HeaderMap, start: &Start) -> Result<ExecSpe
     let ours = [("E2B_SANDBOX_ID".to_owned(), sandbox)];
     let env = ours.into_iter().chain(envs.clone());
     spec.env = env.map(|(key, value)| (key.into(), value.into())).collect();
-    spec.workdir = workdir.or_else(|| Some(user.home.clone())).map(Into::into);
+    let usual = call.workdir.clone().unwrap_or_else(|| user.home.clone());
+    spec.workdir = Some(workdir.unwrap_or(usual).into());
     spec.user = Some(user.name);
     spec.terminal = start.pty.as_ref().map(|pty| {
         let size = pty.size.map(TermSize::from);

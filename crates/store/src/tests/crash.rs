@@ -8,6 +8,7 @@ mod artifact;
 mod images;
 mod snapshots;
 mod states;
+mod volumes;
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

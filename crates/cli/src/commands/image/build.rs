@@ -49,6 +49,7 @@ async fn from_recipe(global: &Global, args: &BuildArgs) -> Result<ImageInfo> {
         name: args.name.clone(),
         anew: args.no_cache,
         access,
+        ..BuildSpec::default()
     };
     build(&open(global).await?, &recipe, spec, args.verbose).await
 }

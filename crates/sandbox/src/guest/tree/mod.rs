@@ -7,6 +7,7 @@
 //! change meanwhile: a member has the length in its header. When it fails: the files unpacked so
 //! far stay, as with any interrupted copy.
 
+mod archive;
 mod pack;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,8 @@ use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::rc::Rc;
 
+pub use archive::check_archive;
+pub(super) use archive::send;
 use bytes::{Buf, Bytes};
 pub(super) use pack::{Owner, pack};
 use tokio::sync::mpsc;

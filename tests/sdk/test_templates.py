@@ -1,0 +1,337 @@
+"""Templates: builds, their files, tags, by E2B's and CubeSandbox's Python clients.
+
+Each build boots a machine, so the tests share what they can. `min_free_disk_mb` keeps the images small.
+"""
+
+import asyncio
+import glob
+import gzip
+import io
+import json
+import os
+import re
+import tarfile
+import uuid
+from pathlib import Path
+
+import pytest
+import requests
+from e2b import AsyncTemplate, BuildException, Sandbox, SandboxException, Template, TemplateException
+from e2b.template.types import TemplateBuildStatus
+
+import cubesandbox
+from conftest import STORE, Running, Server, eventually, sandboxes, sandtree, use
+
+SMALL = {"min_free_disk_mb": 64}
+
+
+def images():
+    """The names of all images of the store."""
+    return {name for image in json.loads(sandtree("--json", "image", "ls")) for name in image["names"]}
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    """The directory that templates copy from."""
+    directory = tmp_path_factory.mktemp("context")
+    (directory / "app" / "lib").mkdir(parents=True)
+    program = directory / "app" / "run.sh"
+    program.write_text("#!/bin/sh\necho copied\n")
+    program.chmod(0o755)
+    (directory / "app" / "lib" / "data").write_text("data")
+    (directory / "app" / "lib" / "data").chmod(0o600)
+    (directory / "app" / "link").symlink_to("run.sh")
+    (directory / "note.txt").write_text("note")
+    return directory
+
+
+def recipe(context):
+    return (
+        Template(file_context_path=context)
+        .from_image("debian:stable")
+        .set_workdir("/srv/app")
+        .copy("app", ".")
+        .copy("note.txt", "/srv/notes/", mode=0o640, user="root")
+        .set_envs({"GREETING": "hello", "LONG": "${GREETING}, $GREETING"})
+        .run_cmd('echo "said $LONG by $(whoami) in $PWD"; printf "%s" "$LONG" > made')
+        .set_start_cmd("touch /srv/app/started && sleep infinity", "test -e /srv/app/started")
+    )
+
+
+@pytest.fixture(scope="module")
+def built(context):
+    """A template with a service, the log of its build, and what the client knows of it."""
+    log = []
+    template = recipe(context)
+    made = Template.build(
+        template, "sdk-app:v1", tags=["stable"], cpu_count=2, memory_mb=640, on_build_logs=log.append, **SMALL
+    )
+    yield made, [entry.message for entry in log]
+    delete("sdk-app")
+
+
+def delete(template):
+    key = {"X-API-KEY": os.environ["E2B_API_KEY"]}
+    return requests.delete(f"{Running.server.url}/templates/{template}", headers=key).status_code
+
+
+def test_a_template_is_built_and_sandboxes_begin_from_it(built, own):
+    made, log = built
+    assert (made.template_id, sorted(made.tags)) == ("sdk-app", ["stable", "v1"])
+    assert any("said hello, hello by user in /srv/app" in line for line in log)
+    sandbox = own("sdk-app:v1")
+    info = sandbox.get_info()
+    assert (info.cpu_count, info.memory_mb) == (2, 640)
+    assert sandbox.commands.run("pwd; echo $GREETING; cat made; whoami").stdout == "/srv/app\nhello\nhello, hellouser\n"
+    modes = sandbox.commands.run("stat -c '%a %U %n' run.sh lib/data made; readlink link; sudo stat -c '%a %U' /srv/notes/note.txt")
+    assert modes.stdout == "755 user run.sh\n600 user lib/data\n644 user made\nrun.sh\n640 root\n"
+    assert sandbox.commands.run("./link").stdout == "copied\n"
+    assert sandbox.files.exists("/srv/app/started")
+    assert not sandbox.files.exists("/.sandtree-copy")
+
+
+def test_tags_lead_to_builds(built):
+    made, _ = built
+    assert Template.exists("sdk-app") and Template.exists("sdk-app:stable") and Template.alias_exists("base")
+    assert not Template.exists("sdk-app:none") and not Template.exists("no-such")
+    with pytest.raises(SandboxException, match='template "sdk-app" not found'):
+        Sandbox.create("sdk-app")
+    given = Template.assign_tags("sdk-app:v1", ["default", "v1.0"])
+    assert given.build_id == made.build_id
+    tags = {tag.tag: tag.build_id for tag in Template.get_tags("sdk-app")}
+    assert tags == dict.fromkeys(["default", "stable", "v1", "v1.0"], made.build_id)
+    assert "sdk-app.v1.0" in images()
+    key = {"X-API-KEY": os.environ["E2B_API_KEY"]}
+    listed = requests.get(f"{Running.server.url}/templates", headers=key).json()
+    mine = next(template for template in listed if template["templateID"] == "sdk-app")
+    assert {"sdk-app", "sdk-app:v1", "sdk-app:v1.0"} <= set(mine["names"])
+    assert (mine["buildID"], mine["cpuCount"], mine["memoryMB"], mine["public"]) == (made.build_id, 2, 640, False)
+    detailed = requests.get(f"{Running.server.url}/templates/sdk-app", headers=key).json()
+    assert [build["status"] for build in detailed["builds"]] == ["ready"]
+    Template.remove_tags("sdk-app", ["v1.0", "stable"])
+    assert {tag.tag for tag in Template.get_tags("sdk-app")} == {"default", "v1"}
+    assert not Template.exists("sdk-app:stable")
+    with pytest.raises(TemplateException, match="not found"):
+        Template.assign_tags("sdk-app:none", "x")
+    with pytest.raises(TemplateException, match="not found"):
+        Template.get_tags("no-such")
+    with pytest.raises(TemplateException, match="invalid template name"):
+        Template.assign_tags("sdk-app:v1", "../x")
+
+
+def test_a_second_build_runs_no_step_again(built, context):
+    log = []
+    again = Template.build(recipe(context), "sdk-again", on_build_logs=log.append, **SMALL)
+    try:
+        lines = [entry.message for entry in log]
+        steps = [line for line in lines if "/4] " in line]
+        assert len(steps) == 4 and all(line.startswith("CACHED ") for line in steps), lines
+        status = Template.get_build_status(again)
+        assert status.status == TemplateBuildStatus.READY
+        assert Template.get_build_status(again, logs_offset=len(status.log_entries)).log_entries == []
+    finally:
+        assert delete("sdk-again") == 204
+    assert not Template.exists("sdk-again")
+
+
+def test_a_build_continues_from_another_one_and_runs_again_what_is_asked(own):
+    log = []
+    first = Template().from_template("base").set_user("dev").set_envs({"WHO": "dev"}).run_cmd("whoami; pwd; date +%s%N > stamp")
+    Template.build(first, "sdk-first", on_build_logs=log.append, **SMALL)
+    again = Template().from_template("base").set_user("dev").set_envs({"WHO": "dev"}).skip_cache()
+    again = again.run_cmd("whoami; pwd; date +%s%N > stamp")
+    Template.build(again, "sdk-first:again", on_build_logs=log.append, **SMALL)
+    runs = [entry.message for entry in log if "] RUN whoami" in entry.message]
+    assert len(runs) == 2 and not any(line.startswith("CACHED") for line in runs)
+    assert [entry.message for entry in log].count("/home/dev") == 2
+    users = [entry.message for entry in log if "] USER dev" in entry.message]
+    assert [line.startswith("CACHED") for line in users] == [False, True]
+    Template.build(Template().from_template("sdk-first:again").run_cmd("echo $WHO > who"), "sdk-second", **SMALL)
+    sandbox = own("sdk-second")
+    assert sandbox.commands.run("whoami; cat who; echo $WHO").stdout == "dev\ndev\ndev\n"
+    assert [delete(name) for name in ["sdk-first", "sdk-second", "sdk-second"]] == [204, 204, 404]
+
+
+def test_a_step_that_fails_is_reported_with_its_output():
+    log = []
+    template = Template().from_template("base").run_cmd("echo to be seen; echo the cause >&2; exit 7", user="root")
+    with pytest.raises(BuildException, match="exit(ed)? .*7") as failed:
+        Template.build(template, "sdk-fails", on_build_logs=log.append, **SMALL)
+    assert "the cause" in str(failed.value)
+    assert {"to be seen", "the cause"} <= {entry.message for entry in log}
+    assert "error" in {entry.level for entry in log}
+    assert "sdk-fails" not in images()
+    assert not Template.exists("sdk-fails")
+
+
+def test_the_asynchronous_client_builds_in_the_background():
+    async def work():
+        template = AsyncTemplate().from_template("base").set_envs({"A": "b"})
+        started = await AsyncTemplate.build_in_background(template, "sdk-async", **SMALL)
+        while (status := await AsyncTemplate.get_build_status(started)).status == TemplateBuildStatus.BUILDING:
+            await asyncio.sleep(0.1)
+        assert status.status == TemplateBuildStatus.READY
+        assert await AsyncTemplate.exists("sdk-async")
+
+    asyncio.run(work())
+    assert delete("sdk-async") == 204
+
+
+def test_what_cannot_be_built_is_refused():
+    with pytest.raises(BuildException, match="built-in image"):
+        Template.build(Template().from_template("base"), "debian")
+    with pytest.raises(BuildException, match="invalid template name"):
+        Template.build(Template().from_template("base"), "UPPER")
+    with pytest.raises(BuildException, match='template "none" not found'):
+        Template.build(Template().from_template("none"), "sdk-refused")
+    with pytest.raises(BuildException, match="not in the store"):
+        Template.build(Template().from_image("no-such-image:1"), "sdk-refused")
+    with pytest.raises(BuildException, match="cpuCount"):
+        Template.build(Template().from_template("base"), "sdk-refused", cpu_count=1000)
+    with pytest.raises(BuildException, match="AWS or GCP"):
+        Template.build(Template().from_aws_registry("r/i", "a", "b", "c"), "sdk-refused")
+
+
+class Api:
+    """The calls that the client makes, to send what it never would."""
+
+    def __init__(self):
+        self.url = Running.server.url
+        self.key = {"X-API-KEY": os.environ["E2B_API_KEY"]}
+
+    def build(self, name):
+        asked = requests.post(f"{self.url}/v3/templates", json={"name": name, "minFreeDiskMb": 64}, headers=self.key)
+        assert asked.status_code == 202
+        return asked.json()["buildID"]
+
+    def link(self, name, number):
+        digest = f"{number:064x}"
+        link = requests.get(f"{self.url}/templates/{name}/files/{digest}", headers=self.key)
+        assert link.status_code == 201
+        return digest, link.json()
+
+    def start(self, name, build, digest, target="/srv/x"):
+        step = {"type": "COPY", "args": ["a", target, "", ""], "filesHash": digest}
+        body = {"fromTemplate": "base", "steps": [step]}
+        return requests.post(f"{self.url}/v2/templates/{name}/builds/{build}", json=body, headers=self.key)
+
+    def end(self, name, build):
+        def ended():
+            status = requests.get(f"{self.url}/templates/{name}/builds/{build}/status", headers=self.key).json()
+            return status["status"] != "building" and status
+
+        return eventually(ended, 240)
+
+
+def archive(*members):
+    """A tar with members of any name: (name, type, content or target)."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, kind, content in members:
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            if kind == tarfile.REGTYPE:
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            else:
+                member.linkname = content
+                tar.addfile(member)
+    return packed.getvalue()
+
+
+HOSTILE = [
+    archive(("a", tarfile.REGTYPE, b"x"), ("/etc/absolute", tarfile.REGTYPE, b"x")),
+    archive(("a", tarfile.REGTYPE, b"x"), ("../../../../tmp/sandtree-up", tarfile.REGTYPE, b"x")),
+    archive(("a", tarfile.LNKTYPE, "/etc/passwd")),
+    archive(("a", tarfile.BLKTYPE, "")),
+    b"no archive at all" * 100,
+]
+
+
+def test_hostile_archives_are_refused():
+    api = Api()
+    for number, packed in enumerate(HOSTILE):
+        build = api.build("sdk-hostile")
+        digest, link = api.link("sdk-hostile", number)
+        assert link["present"] is False
+        assert requests.put(link["url"], data=packed).status_code == 200
+        assert api.start("sdk-hostile", build, digest).status_code == 202
+        status = api.end("sdk-hostile", build)
+        assert status["status"] == "error", status
+        assert "archive" in status["reason"]["message"], status
+    assert not os.path.exists("/tmp/sandtree-up") and not os.path.exists("/etc/absolute")
+    assert not Template.exists("sdk-hostile")
+
+
+def test_an_archive_that_unpacks_without_end_is_refused():
+    api = Api()
+    api.build("sdk-bomb")
+    _, link = api.link("sdk-bomb", 1)
+    bomb = gzip.compress(b"\0" * (1 << 20), 9)
+    refused = requests.put(link["url"], data=bomb * 400)
+    assert refused.status_code == 413
+    assert "too large" in refused.json()["message"]
+    assert api.link("sdk-bomb", 1)[1]["present"] is False
+
+
+def test_an_archive_that_no_build_uses_is_removed():
+    api = Api()
+    _, link = api.link("sdk-unused", 3)
+    assert requests.put(link["url"], data=archive(("a", tarfile.REGTYPE, b"x"))).status_code == 200
+    assert api.link("sdk-unused", 3)[1]["present"] is True
+    before = set(glob.glob(f"{STORE}/server/archives/*.tar"))
+    for note in glob.glob(f"{STORE}/server/uploads/*.json"):
+        text = Path(note).read_text()
+        Path(note).write_text(re.sub(r'"used_at_unix_ms":\d+', '"used_at_unix_ms":1', text))
+    assert api.link("sdk-unused", 3)[1]["present"] is False
+    assert before and not glob.glob(f"{STORE}/server/archives/*.tar")
+
+
+def test_addresses_for_uploads_are_signed():
+    api = Api()
+    _, link = api.link("sdk-signed", 7)
+    url = link["url"]
+    assert requests.put(url.split("?")[0], data=b"x").status_code == 401
+    assert requests.put(url[:-1] + ("0" if url[-1] != "0" else "1"), data=b"x").status_code == 401
+    other = url.replace(f"{7:064x}", f"{8:064x}")
+    assert requests.put(other, data=b"x").status_code == 401
+    assert requests.get(f"{api.url}/templates/sdk-signed/files/..%2Fx", headers=api.key).status_code == 400
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_build_whose_server_ends_has_failed_and_leaves_nothing(end):
+    before = sandboxes()
+    template = Template().from_template("base").run_cmd("echo begun; sleep 3600")
+    started = Template.build_in_background(template, "sdk-killed", **SMALL)
+    eventually(lambda: "begun" in [entry.message for entry in Template.get_build_status(started).log_entries], 240)
+    address = Running.server.address
+    getattr(Running.server, end)()
+    use(Server(address))
+    status = Template.get_build_status(started)
+    assert status.status == TemplateBuildStatus.ERROR
+    assert "the server ended during the build" in status.reason.message
+    eventually(lambda: sandboxes() == before)
+    assert not Template.exists("sdk-killed")
+    eventually(lambda: os.listdir(os.path.join(STORE, "staging")) == [])
+
+
+def test_templates_of_cubesandbox():
+    made = cubesandbox.Template.build(image="debian:stable", env=["A=b"], cpu_count=1)
+    status = eventually(
+        lambda: (s := cubesandbox.Template.get_build_status(made.template_id, made.job_id)).status != "building" and s, 240
+    )
+    assert status.status == "ready", status
+    cubesandbox.Template.set_alias(made.template_id, "sdk-cube")
+    info = cubesandbox.Template.get(made.template_id)
+    assert (info.template_id, info.name) == (made.template_id, "sdk-cube")
+    assert made.template_id in {template.template_id for template in cubesandbox.Template.list()}
+    assert cubesandbox.Template.get_build_logs(made.template_id, made.job_id)["logs"]
+    sandbox = cubesandbox.Sandbox.create("sdk-cube", timeout=120)
+    assert sandbox.commands.run("echo $A").stdout == "b\n"
+    sandbox.kill()
+    with pytest.raises(cubesandbox.ApiError, match="dns"):
+        cubesandbox.Template.build(image="debian", dns=["1.1.1.1"])
+    for name in [made.template_id, "sdk-cube"]:
+        cubesandbox.Template.delete(name)
+    with pytest.raises(cubesandbox.TemplateNotFoundError):
+        cubesandbox.Template.get(f"tpl-{uuid.uuid4().hex[:24]}")
