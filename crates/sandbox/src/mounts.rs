@@ -62,6 +62,7 @@ pub struct MountSpec {
 
 /// A user and a group of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct MountOwner {
     pub uid: u32,
     pub gid: u32,

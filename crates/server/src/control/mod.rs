@@ -20,7 +20,6 @@ use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch, post, put};
-use hyper::StatusCode;
 use sandtree::{KeyInfo, Scope};
 use serde::de::DeserializeOwned;
 use serde_json::json;
