@@ -640,3 +640,27 @@ async fn a_keeper_that_dies_before_the_commit_leaves_none() {
         world.assert_empty();
     });
 }
+
+/// The state says `paused` before the machine has ended and its keeper has left. Whoever resumes
+/// then must get the same guest, not an error or a new boot.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_is_resumed_while_its_keeper_still_pauses_it() {
+    let world = World::new();
+    let host = host(&world, in_keepers()).await;
+    let sandbox = host.create(spec("a")).await.expect("it is created");
+    sh(&sandbox, "echo here > /dev/shm/word").await;
+    for _ in 0..3 {
+        let pausing = tokio::spawn({
+            let sandbox = sandbox.clone();
+            async move { sandbox.pause().await }
+        });
+        let other = host.sandbox("a").expect("it exists");
+        while other.state().phase == Some(Phase::Running) {
+            tokio::task::yield_now().await;
+        }
+        other.resume().await.expect("it is resumed");
+        pausing.await.expect("no panic").expect("it was paused");
+        assert_eq!(sh(&other, "cat /dev/shm/word").await, "here");
+    }
+    sandbox.remove().await.expect("it is removed");
+}

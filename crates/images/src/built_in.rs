@@ -32,7 +32,7 @@ impl BuiltIn {
     fn recipe(self) -> u32 {
         match self {
             Self::Tiny => 3,
-            Self::Debian => 1,
+            Self::Debian => 2,
             Self::Recipe(recipe) => recipe.version(),
         }
     }

@@ -28,7 +28,8 @@ use crate::{apt, bundle};
 const MMDEBSTRAP: Tool = Tool::new("mmdebstrap", Some("mmdebstrap"));
 
 /// The packages that an AI agent expects to find. apt is part of every Debian.
-const PACKAGES: [&str; 13] = [
+const PACKAGES: [&str; 15] = [
+    "attr",
     "ca-certificates",
     "curl",
     "git",
@@ -37,6 +38,7 @@ const PACKAGES: [&str; 13] = [
     "less",
     "locales",
     "procps",
+    "python-is-python3",
     "python3",
     "python3-pip",
     "python3-venv",

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use crate::blocking::in_place;
 use crate::config::RunIn;
 use crate::driver::{Local, Perform, WeakLocal};
-use crate::error::{Error, ErrorKind, Result, Unsaved};
+use crate::error::{Code, Error, ErrorKind, Result, Unsaved};
 use crate::guest::{
     Defaults, Exec, ExecId, ExecSpec, Files, Forward, Guest, has_entrypoint, main_command,
 };
@@ -431,6 +431,9 @@ impl Sandbox {
     pub(crate) async fn ask<A: Anywhere + Perform>(&self, ask: A) -> Result<A::Answer> {
         match self.route().await? {
             Route::Here(local) => local.ask(ask).await,
+            Route::Keeper(connection) if A::AT_REST == AtRest::Starts => {
+                self.ask_or_start(connection, ask).await
+            }
             Route::Keeper(connection) => connection.ask(ask).await,
             Route::Nowhere(state) => match A::AT_REST {
                 AtRest::Refused => Err(self.wrong_state(&state, ask.verb())),
@@ -440,6 +443,28 @@ impl Sandbox {
                 }
                 AtRest::Starts => self.ask_to_start(ask).await,
             },
+        }
+    }
+
+    /// Asks a keeper for a verb that also starts a sandbox at rest. If the keeper is about to end
+    /// because its sandbox rests now, the sandbox is started anew.
+    async fn ask_or_start<A: Anywhere + Perform>(
+        &self,
+        connection: Connection,
+        ask: A,
+    ) -> Result<A::Answer> {
+        let answered = connection.ask(ask.clone()).await;
+        let is_left = match &answered {
+            Err(Error::Keeper { .. }) => true,
+            Err(error) => error.code() == Some(Code::SandboxBusy),
+            Ok(_) => false,
+        };
+        let phase = self.state().phase;
+        let rests = matches!(phase, Some(Phase::Paused | Phase::Stopped));
+        if is_left && rests {
+            self.ask_to_start(ask).await
+        } else {
+            answered
         }
     }
 

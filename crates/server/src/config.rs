@@ -14,7 +14,7 @@ use crate::observe;
 /// The port of E2B's own development server.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
 /// The lifetime of a sandbox, unless its creator chooses: E2B's.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(15);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone)]
 pub struct Config {

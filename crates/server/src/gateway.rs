@@ -25,6 +25,9 @@ use crate::watchers::Watchers;
 
 /// What a sandbox that traffic resumes runs for, at least.
 const AUTO_RESUME_LEAST: Duration = Duration::from_secs(300);
+/// How long the end of a guest may take to be recorded. A sandbox that was reverted runs on.
+const RECORDED_WITHIN: Duration = Duration::from_secs(1);
+const RECORDED_POLL: Duration = Duration::from_millis(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The state of a server; clones share it.
@@ -75,6 +78,11 @@ impl Connection {
     pub async fn ended(&self) {
         let mut alive = self.alive.clone();
         while alive.changed().await.is_ok() {}
+        // Clients whose stream breaks ask at once why: the store must say it already.
+        let end = Instant::now() + RECORDED_WITHIN;
+        while self.sandbox.info().is_ok_and(|info| info.is_running()) && Instant::now() < end {
+            tokio::time::sleep(RECORDED_POLL).await;
+        }
     }
 
     fn is_alive(&self) -> bool {
@@ -178,7 +186,8 @@ impl Gateway {
     }
 
     async fn resume_for_traffic(&self, sandbox: &Sandbox, info: &SandboxInfo) -> Result<()> {
-        if !Labels::of(info).auto_resume {
+        // Traffic continues a guest where it was; it does not boot one from its disk.
+        if !Labels::of(info).auto_resume || info.state != Phase::Paused {
             return Err(Fault::sandbox_gone());
         }
         wake(sandbox, info.state).await?;

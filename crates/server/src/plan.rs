@@ -354,7 +354,9 @@ impl Planning {
             let message = format!("invalid minFreeDiskMb: at most {FREE_MOST_MIB}");
             return Err(Fault::bad_request(message));
         }
-        let room = free_mib.map(|free| {
+        // The size of an image that is still in its registry is not known.
+        let known = free_mib.filter(|_| self.base.bytes > 0);
+        let room = known.map(|free| {
             let base = self.base.bytes.div_ceil(MIB);
             Size((base + free.max(ROOM_LEAST_MIB)) * MIB)
         });

@@ -11,6 +11,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hyper::StatusCode;
 use hyper::header::HOST;
 
 use crate::auth;
@@ -56,8 +57,11 @@ async fn divide(State(gateway): State<Gateway>, request: Request, next: Next) ->
     answered.unwrap_or_else(|fault| refused(&sandbox, fault))
 }
 
-/// The data plane names the sandbox in its refusals.
+/// The data plane names a sandbox that it cannot reach.
 fn refused(sandbox: &str, fault: Fault) -> Response {
+    if fault.status != StatusCode::BAD_GATEWAY {
+        return fault.into_response();
+    }
     let code = fault.status.as_u16();
     let body = serde_json::json!({
         "sandboxId": sandbox,

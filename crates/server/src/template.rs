@@ -8,7 +8,7 @@ use sandtree::image::Progress;
 use sandtree::{Host, ImageInfo};
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Fault, Result};
 
 /// The template of clients that name none.
 pub const BASE: &str = "base";
@@ -43,6 +43,10 @@ pub async fn origin(host: &Host, config: &Config, template: &str) -> String {
         return DEBIAN.to_owned();
     }
     name
+}
+
+pub fn unknown(name: &str) -> Fault {
+    Fault::not_found(format!("template \"{name}\" not found"))
 }
 
 /// The image of this name, if the store has it.

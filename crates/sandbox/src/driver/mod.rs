@@ -134,6 +134,7 @@ pub(crate) fn start(host: Arc<Inner>, driven: Driven) -> Local {
         loans: BTreeMap::new(),
         removed_on_return: BTreeSet::new(),
         head_before: None,
+        is_leaving: false,
     };
     tokio::spawn(may_block(driver.run(queue)));
     local
@@ -171,6 +172,9 @@ pub(crate) struct Driver {
     removed_on_return: BTreeSet<StateId>,
     /// The head before a step to another state, while the step is not finished.
     head_before: Option<Head>,
+    /// Whether the socket of this keeper is gone because its sandbox rests. Nobody would find a
+    /// machine that it starts.
+    is_leaving: bool,
 }
 
 /// The verb that interrupts the running verb. It is shared, because the running verb borrows the
@@ -308,6 +312,10 @@ impl Driver {
     }
 
     fn permitted(&self, verb: Verb) -> Result<()> {
+        let starts = matches!(verb, Verb::Start | Verb::Resume | Verb::Revert);
+        if starts && self.is_leaving && self.running.is_none() {
+            return Err(Error::Busy { name: self.name() });
+        }
         if permits(self.state.phase, verb) {
             return Ok(());
         }
@@ -537,7 +545,9 @@ impl Driver {
         let is_served = self.host.serves_at_rest.load(Ordering::Relaxed);
         let unneeded = self.running.is_none() && self.kept.is_none() && !is_served;
         let unbound = if unneeded {
-            remove_if_there(&owned.keeper_socket())
+            let socket = owned.keeper_socket();
+            self.is_leaving |= socket.exists();
+            remove_if_there(&socket)
         } else {
             Ok(())
         };

@@ -293,9 +293,13 @@ async fn base(gateway: &Gateway, wanted: &Wanted) -> Result<Base> {
 async fn of_template(gateway: &Gateway, template: &str) -> Result<Base> {
     let host = gateway.host();
     let stored = template::origin(host, gateway.config(), template).await;
+    // The library takes these for paths of the host.
+    if stored.starts_with(['.', '/']) {
+        return Err(template::unknown(template));
+    }
     let Some(image) = template::image(host, &stored) else {
         let found = host.inspect_snapshot(&stored).await;
-        let missing = |_| Fault::not_found(format!("template \"{template}\" not found"));
+        let missing = |_| template::unknown(template);
         let bytes = found.map_err(missing)?.manifest.disk.bytes;
         return Ok(Base {
             has_user: true,

@@ -63,9 +63,6 @@ pub(crate) fn repeated(gateway: &Gateway, client: &Client) -> Result<Option<Sand
 
 /// Refuses what would otherwise be silently ignored.
 fn refuse_unknown(new: &NewSandbox) -> Result<()> {
-    if new.mcp.is_some() {
-        return Err(Fault::not_implemented("the MCP gateway"));
-    }
     if new.iam.is_some() {
         return Err(Fault::not_implemented("workload identity"));
     }
@@ -82,9 +79,13 @@ async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<San
     let mounts = volumes::mounts(gateway, &volumes)?;
     let timeout = timeout(new.timeout, gateway)?;
     let action = action(&new)?;
-    let network = match new.internet {
-        Some(false) => Network::Isolated,
-        Some(true) | None => Network::Full,
+    let rules = new.network.as_ref();
+    let is_isolated =
+        new.internet == Some(false) || rules.is_some_and(NetworkRules::denies_everything);
+    let network = if is_isolated {
+        Network::Isolated
+    } else {
+        Network::Full
     };
     let labels = Labels {
         template: Some(template),
@@ -212,6 +213,5 @@ mod tests {
         assert!(!refused(r#"{"network":{"allowPublicTraffic":false}}"#));
         assert!(refused(r#"{"network":{"denyOut":["0.0.0.0/0"]}}"#));
         assert!(refused(r#"{"network":{"rules":{}}}"#));
-        assert!(refused(r#"{"mcp":{}}"#));
     }
 }

@@ -170,6 +170,8 @@ fn domain(host: Option<&str>) -> String {
     };
     let is_address = name.starts_with('[') || name.parse::<std::net::Ipv4Addr>().is_ok();
     let name = if is_address { "localhost" } else { name };
+    // A client with a domain of its own asks this API at `api.DOMAIN`.
+    let name = name.strip_prefix("api.").unwrap_or(name);
     port.map_or_else(|| name.to_owned(), |port| format!("{name}:{port}"))
 }
 

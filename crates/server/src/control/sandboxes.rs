@@ -125,16 +125,23 @@ pub(super) struct TimeoutBody {
     timeout: Option<i64>,
 }
 
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct JoinBody {
+    timeout: Option<i64>,
+    /// Whether a paused sandbox continues with its memory, as without this, or boots.
+    memory: Option<bool>,
+}
+
 /// Joins a sandbox: resumes one that is paused, and makes one that runs expire later, never
 /// earlier.
 pub(super) async fn connect(
     State(gateway): State<Gateway>,
     Id(id): Id,
     client: Client,
-    Body(asked): Body<TimeoutBody>,
+    Body(asked): Body<JoinBody>,
 ) -> Result<Response> {
     let found = gateway.sandbox(&id)?;
-    let joined = join(&gateway, &client, found, asked.timeout).await?;
+    let joined = join(&gateway, &client, found, &asked).await?;
     Ok(axum::Json(joined).into_response())
 }
 
@@ -143,13 +150,13 @@ pub(super) async fn resume(
     State(gateway): State<Gateway>,
     Id(id): Id,
     client: Client,
-    Body(asked): Body<TimeoutBody>,
+    Body(asked): Body<JoinBody>,
 ) -> Result<Response> {
     let found = gateway.sandbox(&id)?;
     if found.1.state == Phase::Running {
         return Err(Fault::conflict(format!("sandbox \"{id}\" is running")));
     }
-    let joined = join(&gateway, &client, found, asked.timeout).await?;
+    let joined = join(&gateway, &client, found, &asked).await?;
     Ok((StatusCode::CREATED, axum::Json(joined)).into_response())
 }
 
@@ -158,8 +165,9 @@ async fn join(
     gateway: &Gateway,
     client: &Client,
     (sandbox, info): (Sandbox, SandboxInfo),
-    seconds: Option<i64>,
+    asked: &JoinBody,
 ) -> Result<Created> {
+    let seconds = asked.timeout;
     check_timeout(gateway, seconds)?;
     if Was::of(info.state) == Was::Running {
         let extended = extend(gateway, &sandbox, seconds, Was::Running).await;
@@ -173,6 +181,11 @@ async fn join(
     let info = sandbox.info()?;
     admit_again(gateway, client, &info)?;
     wake(&sandbox, info.state).await?;
+    if asked.memory == Some(false) && info.state == Phase::Paused {
+        // Its guest writes its files out before it boots anew.
+        sandbox.stop(None).await?;
+        sandbox.start(None).await?;
+    }
     extend(gateway, &sandbox, seconds, Was::AtRest).await?;
     created(gateway, client, &sandbox.info()?)
 }

@@ -39,7 +39,6 @@ pub struct NewSandbox {
     pub env_vars: Option<BTreeMap<String, String>>,
     /// `None`: those of the snapshot that it begins from.
     pub volume_mounts: Option<Vec<VolumeMount>>,
-    pub mcp: Option<Value>,
     pub iam: Option<Value>,
 }
 
@@ -83,11 +82,22 @@ pub struct NetworkRules {
     pub rules: Option<Value>,
 }
 
+/// Every address, as rules name them.
+const EVERYWHERE: [&str; 2] = ["0.0.0.0/0", "::/0"];
+
 impl NetworkRules {
+    /// Whether the guest must reach nothing, which needs no filter.
+    pub fn denies_everything(&self) -> bool {
+        let is_every = |rule: &String| EVERYWHERE.contains(&rule.as_str());
+        self.allow_out.is_empty()
+            && self.deny_out.iter().any(|rule| rule == EVERYWHERE[0])
+            && self.deny_out.iter().all(is_every)
+    }
+
     /// Refuses rules that this server cannot enforce.
     pub fn check(&self) -> Result<()> {
         let has_egress = !self.allow_out.is_empty()
-            || !self.deny_out.is_empty()
+            || !(self.deny_out.is_empty() || self.denies_everything())
             || !self.dns_servers.is_empty()
             || self.egress_proxy.is_some()
             || self.rules.is_some();

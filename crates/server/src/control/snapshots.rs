@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
-use sandtree::{Forget, Progress, Replace, SandboxInfo, SaveSpec, SnapshotInfo};
+use sandtree::{Forget, Phase, Progress, Replace, SandboxInfo, SaveSpec, SnapshotInfo};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -53,9 +53,12 @@ pub(super) async fn create(
         Some(name) => chosen_name(&gateway, name)?,
         None => unused_name(),
     };
-    let with_memory = asked.memory.unwrap_or(true) && info.is_running();
+    let wants_memory = asked.memory.unwrap_or(true);
+    let with_memory = wants_memory && info.is_running();
     let mut spec = SaveSpec {
         replace: Replace::Yes,
+        // Files that its guest has not written out are in the memory of a paused sandbox.
+        memory: wants_memory && info.state == Phase::Paused,
         labels: labels(&info),
         ..SaveSpec::new(&name)?
     };

@@ -13,7 +13,7 @@ use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
 use crate::naming::{self, DEFAULT, TemplateName};
 use crate::records::{self, TagRecord, derived_build, tag_of};
-use crate::template;
+use crate::template::{self, unknown};
 
 const TAGS_MAX: usize = 100;
 
@@ -136,8 +136,4 @@ fn parsed(name: &str, tags: &[String]) -> Result<Vec<String>> {
         Ok(with_tag.tag().to_owned())
     };
     tags.iter().map(parse).collect()
-}
-
-fn unknown(name: &str) -> Fault {
-    Fault::not_found(format!("template \"{name}\" not found"))
 }

@@ -17,7 +17,7 @@ use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
 use crate::naming::{self, TemplateName};
 use crate::records::{self, BuildRecord, TagRecord, derived_build, tag_of};
-use crate::template::{self, BASE};
+use crate::template::{self, BASE, unknown};
 
 /// The memory of a sandbox, unless its template says otherwise.
 const MEMORY_MIB: u64 = 512;
@@ -329,8 +329,4 @@ async fn remove_template(gateway: &Gateway, wanted: &TemplateName) -> Result<boo
     let is_gone = |tag: &str| wanted.tag.is_none() || tag == wanted.tag();
     records::forget_tags(host, &name, is_gone)?;
     Ok(any)
-}
-
-fn unknown(name: &str) -> Fault {
-    Fault::not_found(format!("template \"{name}\" not found"))
 }

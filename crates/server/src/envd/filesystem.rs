@@ -127,33 +127,48 @@ async fn list_dir(call: &Call, request: Request) -> Result<Value> {
     }
     let mut entries = Vec::new();
     let mut bytes = 0;
-    let mut left = vec![(top, 1)];
-    while let Some((directory, level)) = left.pop() {
-        let mut found = match asker.files.list(&directory).await {
-            Ok(found) => found,
-            // It was removed meanwhile.
-            Err(error) if level > 1 && error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => return Err(missing(error, &directory)),
-        };
-        found.sort_by(|a, b| a.name.cmp(&b.name));
-        for item in found {
-            if entries.len() >= ENTRIES_MAX || bytes > LISTING_BYTES_MAX {
-                return Err(Fault::bad_request("the directory has too many entries"));
-            }
-            let path = directory.join(std::ffi::OsStr::from_bytes(&item.name));
-            if item.stat.kind == FileKind::Dir && level < depth {
-                left.push((path.clone(), level + 1));
-            }
-            bytes += path.as_os_str().len();
-            let mut entry = shown(&asker.files, &asker.users, &path, &item.stat).await;
-            // Each costs a round trip to the guest.
-            if entries.len() < METADATA_ENTRIES_MAX {
-                add_metadata(&mut entry, &asker.files, &path, &item.stat).await;
-            }
-            entries.push(entry);
+    // The last one is shown next, and what is in it follows at once.
+    let mut left = children(&asker.files, &top, 1).await?;
+    while let Some(Found { path, stat, level }) = left.pop() {
+        if entries.len() + left.len() >= ENTRIES_MAX || bytes > LISTING_BYTES_MAX {
+            return Err(Fault::bad_request("the directory has too many entries"));
+        }
+        bytes += path.as_os_str().len();
+        let mut entry = shown(&asker.files, &asker.users, &path, &stat).await;
+        // Each costs a round trip to the guest.
+        if entries.len() < METADATA_ENTRIES_MAX {
+            add_metadata(&mut entry, &asker.files, &path, &stat).await;
+        }
+        entries.push(entry);
+        if stat.kind == FileKind::Dir && level < depth {
+            left.extend(children(&asker.files, &path, level + 1).await?);
         }
     }
     Ok(json!({ "entries": entries }))
+}
+
+/// A file that a listing has not shown yet.
+struct Found {
+    path: PathBuf,
+    stat: Stat,
+    level: u32,
+}
+
+/// What is in a directory, the first by name at the end.
+async fn children(files: &Files, directory: &Path, level: u32) -> Result<Vec<Found>> {
+    let mut found = match files.list(directory).await {
+        Ok(found) => found,
+        // It was removed meanwhile.
+        Err(error) if level > 1 && error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(missing(error, directory)),
+    };
+    found.sort_by(|a, b| b.name.cmp(&a.name));
+    let found = found.into_iter().map(|item| Found {
+        path: directory.join(std::ffi::OsStr::from_bytes(&item.name)),
+        stat: item.stat,
+        level,
+    });
+    Ok(found.collect())
 }
 
 async fn make_dir(call: &Call, request: Request) -> Result<Value> {
