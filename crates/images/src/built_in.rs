@@ -1,5 +1,5 @@
-//! The built-in images: `tiny`, `debian` and those of embedded recipes. Each is made at its first use, and made again when
-//! this program makes it differently.
+//! The built-in images: `tiny`, `debian` and those of embedded recipes. Each is made at its first
+//! use, and made again when this program makes it differently.
 
 use std::fmt;
 

@@ -27,7 +27,7 @@ use crate::locked::lock;
 const PATIENCE: Duration = Duration::from_secs(45);
 const RETRY_SECONDS: u64 = 1;
 
-/// What came of the work; none while it goes on.
+/// What came of the work; none until its end.
 type Outcome = Option<Result<()>>;
 
 /// The work for each image and network that a client has asked for.
@@ -50,7 +50,7 @@ impl FirstUses {
             .unwrap_or_else(|_| Err(unfinished(name)))
     }
 
-    /// The work under this key, which is begun if nobody did so before, or if it failed.
+    /// The work under this key, which is begun at the first call, and again after a failure.
     fn work(
         &self,
         key: String,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_waits_too_long_is_told_to_try_again() {
+    fn a_client_that_waits_too_long_is_asked_to_try_again() {
         let fault = unfinished("debian");
         assert_eq!(fault.status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(fault.retry, Some(Retry::AfterSeconds(1)));
