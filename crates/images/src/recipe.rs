@@ -481,6 +481,20 @@ mod tests {
     }
 
     #[test]
+    fn files_of_a_step_are_made_absolute_and_checked() {
+        let text = r#"
+            from = "a"
+            run = [{ command = "c", files = [{ source = "x.tar", target = "/x", unpack = true }] }]
+            "#;
+        let recipe = parse(text).unwrap();
+        let steps: Vec<RunStep> = recipe.run.into_iter().map(Into::into).collect();
+        assert_eq!(steps[0].files[0].source, Path::new("/recipes/x.tar"));
+        assert!(steps[0].files[0].unpack);
+        let relative = parse(&text.replace("/x", "x")).unwrap_err().to_string();
+        assert!(relative.contains("absolute path"), "{relative}");
+    }
+
+    #[test]
     fn an_invalid_recipe_is_refused_with_the_reason() {
         for (text, why) in [
             ("", "missing field `from`"),
