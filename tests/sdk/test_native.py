@@ -345,6 +345,16 @@ def test_scopes_guard_the_host(api, box, tmp_path):
     assert host.ok("DELETE", f"{box}/mounts", params=guest)["mounts"] == []
 
 
+def test_keys_from_before_scopes_keep_working():
+    api = Api(key_with("registries"))
+    assert api.refused("GET", "/key") == (403, "missing_scope")
+    stored = Path(STORE, "access.json")
+    access = json.loads(stored.read_text())
+    del access["keys"][-1]["scopes"]
+    stored.write_text(json.dumps(access))
+    assert api.ok("GET", "/key")["scopes"] == ["sandboxes"]
+
+
 @pytest.fixture(scope="module")
 def saved(api, box):
     """A snapshot of the sandbox."""
