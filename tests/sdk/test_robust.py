@@ -263,6 +263,12 @@ def test_a_client_that_leaves_in_a_stream_does_not_keep_its_end_from_others(made
     assert left.pid not in {process.pid for process in made.commands.list()}
 
 
+def test_users_are_known_as_soon_as_they_are_made(made):
+    for uid in ["4321", "4322"]:
+        made.commands.run(f"sed -i /^guest:/d /etc/passwd; echo guest:x:{uid}:{uid}::/tmp:/bin/sh >> /etc/passwd", user="root")
+        assert made.commands.run("id -u", user="guest").stdout == f"{uid}\n"
+
+
 def processes():
     """The processes that have files of the store open: their program, and the sandboxes of these files."""
     found = {}

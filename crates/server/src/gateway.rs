@@ -21,6 +21,7 @@ use crate::locked::lock;
 use crate::observe::{self, Figures, Operation, Spans, Trail};
 use crate::processes::Processes;
 use crate::repeats::Repeats;
+use crate::texts::Texts;
 use crate::watchers::Watchers;
 
 /// What a sandbox that traffic resumes runs for, at least.
@@ -65,6 +66,7 @@ pub struct New {
 pub struct Connection {
     pub sandbox: Sandbox,
     pub guest: Guest,
+    pub(crate) texts: Texts,
     /// Closes when the sandbox stops running or goes to another state.
     alive: watch::Receiver<()>,
 }
@@ -206,6 +208,7 @@ impl Gateway {
         let connection = Connection {
             sandbox: sandbox.clone(),
             guest: guest.clone(),
+            texts: Texts::default(),
             alive,
         };
         let gateway = self.clone();

@@ -37,6 +37,7 @@ mod proxy;
 mod records;
 mod repeats;
 mod template;
+mod texts;
 mod turn;
 mod usage;
 mod watchers;

@@ -17,7 +17,7 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use sandtree::{Code, ErrorKind, FileKind, FileOwner, Files};
+use sandtree::{Code, ErrorKind, FileKind, FileOwner, Files, Stat};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader, DuplexStream};
 use tokio_util::io::{ReaderStream, StreamReader};
@@ -314,19 +314,18 @@ impl Upload {
     }
 
     async fn write(&self, path: &Path, source: &mut (impl AsyncRead + Unpin)) -> Result<Value> {
-        let path = &end_of_links(&self.files, path).await?;
-        let before = self.files.stat(path).await;
+        let (path, before) = &end_of_links(&self.files, path).await?;
         let owner = match before {
-            Ok(stat) if stat.kind == FileKind::Dir => {
+            Some(stat) if stat.kind == FileKind::Dir => {
                 let message = format!("path '{}' is a directory", path.display());
                 return Err(Fault::bad_request(message));
             }
-            Ok(stat) => FileOwner {
+            Some(stat) => FileOwner {
                 mode: stat.mode,
                 uid: self.user.uid,
                 gid: self.user.gid,
             },
-            Err(error) if error.kind() == ErrorKind::NotFound => {
+            None => {
                 if let Some(parent) = path.parent() {
                     make_dirs(&self.files, &self.user, parent).await?;
                 }
@@ -336,7 +335,6 @@ impl Upload {
                     gid: self.user.gid,
                 }
             }
-            Err(error) => return Err(error.into()),
         };
         self.files
             .write(path, source, owner)
@@ -402,8 +400,9 @@ fn broken(error: sandtree::Error) -> Fault {
     }
 }
 
-/// The file that a path leads to: a file is written in place of the link's target, not of the link.
-async fn end_of_links(files: &Files, path: &Path) -> Result<PathBuf> {
+/// The file that a path leads to, if it is there: a file is written in place of the link's target,
+/// not of the link.
+async fn end_of_links(files: &Files, path: &Path) -> Result<(PathBuf, Option<Stat>)> {
     let mut at = path.to_owned();
     for _ in 0..LINKS_MAX {
         match files.stat_link(&at).await {
@@ -411,8 +410,8 @@ async fn end_of_links(files: &Files, path: &Path) -> Result<PathBuf> {
                 let target = Path::new(std::ffi::OsStr::from_bytes(&stat.target));
                 at = at.parent().unwrap_or(Path::new("/")).join(target);
             }
-            Ok(_) => return Ok(at),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(at),
+            Ok(stat) => return Ok((at, Some(stat))),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok((at, None)),
             Err(error) => return Err(error.into()),
         }
     }

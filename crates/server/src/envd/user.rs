@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sandtree::Code;
 
@@ -91,14 +92,14 @@ impl Users {
 
 /// The text of a small file. A bare guest does not have these, and a guest may have put anything in
 /// their place: root and absolute paths must work nevertheless, so that a client can repair them.
-async fn text(connection: &Connection, path: &str) -> Result<String> {
+async fn text(connection: &Connection, path: &'static str) -> Result<Arc<str>> {
     let files = connection.guest.files();
-    match files.read_to_vec(path, PASSWD_MAX).await {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+    match connection.texts.read(&files, path, PASSWD_MAX).await {
+        Ok(text) => Ok(text),
         Err(error) if error.code() == Some(Code::LinkEnded) => Err(error.into()),
         Err(error) => {
             tracing::debug!(%error, "a guest has no list of users");
-            Ok(String::new())
+            Ok(Arc::default())
         }
     }
 }
