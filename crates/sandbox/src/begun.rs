@@ -16,6 +16,7 @@ use std::time::Instant;
 use sandtree_store::{Batch, BatchId};
 
 use crate::blocking::{blocking, in_place, may_block};
+use crate::boxed::Boxed;
 use crate::config::{KeeperProgram, RunIn};
 use crate::create::{self, CopySpec, Created, Source};
 use crate::driver::Existence;
@@ -67,62 +68,72 @@ pub struct Committed {
 
 impl Host {
     /// Creates sandboxes without making them exist for others, at most `concurrency` at a time.
-    pub(crate) async fn begin(&self, specs: Vec<SandboxSpec>, concurrency: usize) -> Result<Begun> {
-        let batch = self.batch(specs.len()).await?;
-        let id = batch.as_ref().map(|batch| batch.id().clone());
-        let members = match &self.inner.config.run_in {
-            RunIn::ThisProcess => {
-                let create = |spec| {
-                    let host = self.inner.clone();
-                    let batch = id.clone();
-                    let created = may_block(create::created(host, spec, batch));
-                    async move { created.await.map(Member::here) }
-                };
-                all_in_turns(concurrency, specs.into_iter().map(create)).await?
-            }
-            RunIn::Keeper(program) => {
-                let create = |spec: SandboxSpec| {
-                    let name = spec.name.clone().unwrap_or_else(|| "that is new".into());
-                    let task = Task::Create(Box::new(spec));
-                    self.clone()
-                        .start_keeper(program.clone(), task, id.clone(), name)
-                };
-                let started = specs.into_iter().map(|spec| {
-                    let starting = create(spec);
-                    let host = self.clone();
-                    async move { Member::ready(&host, starting.await?).await }
-                });
-                all_in_turns(concurrency, started).await?
-            }
-        };
-        Ok(self.begun(batch, members))
+    pub(crate) fn begin(
+        &self,
+        specs: Vec<SandboxSpec>,
+        concurrency: usize,
+    ) -> Boxed<'_, Result<Begun>> {
+        Box::pin(async move {
+            let batch = self.batch(specs.len()).await?;
+            let id = batch.as_ref().map(|batch| batch.id().clone());
+            let members = match &self.inner.config.run_in {
+                RunIn::ThisProcess => {
+                    let create = |spec| {
+                        let host = self.inner.clone();
+                        let batch = id.clone();
+                        let created = may_block(create::created(host, spec, batch));
+                        async move { created.await.map(Member::here) }
+                    };
+                    all_in_turns(concurrency, specs.into_iter().map(create)).await?
+                }
+                RunIn::Keeper(program) => {
+                    let create = |spec: SandboxSpec| {
+                        let name = spec.name.clone().unwrap_or_else(|| "that is new".into());
+                        let task = Task::Create(Box::new(spec));
+                        self.clone()
+                            .start_keeper(program.clone(), task, id.clone(), name)
+                    };
+                    let started = specs.into_iter().map(|spec| {
+                        let starting = create(spec);
+                        let host = self.clone();
+                        async move { Member::ready(&host, starting.await?).await }
+                    });
+                    all_in_turns(concurrency, started).await?
+                }
+            };
+            Ok(self.begun(batch, members))
+        })
     }
 
     /// Creates a sandbox in this process, even if the host runs its sandboxes in keepers.
-    pub(crate) async fn create_here(&self, spec: SandboxSpec) -> Result<Sandbox> {
-        let created = may_block(create::created(self.inner.clone(), spec, None)).await?;
-        let begun = self.begun(None, vec![Member::here(created)]);
-        let committed = begun.commit().await?;
-        Ok(committed.sandboxes()[0].clone())
+    pub(crate) fn create_here(&self, spec: SandboxSpec) -> Boxed<'_, Result<Sandbox>> {
+        Box::pin(async move {
+            let created = may_block(create::created(self.inner.clone(), spec, None)).await?;
+            let begun = self.begun(None, vec![Member::here(created)]);
+            let committed = begun.commit().await?;
+            Ok(committed.sandboxes()[0].clone())
+        })
     }
 
     /// Makes copies of a state, without making them exist for others.
-    pub(crate) async fn begin_copies(
-        &self,
+    pub(crate) fn begin_copies<'a>(
+        &'a self,
         source: Source,
         names: Vec<String>,
-        spec: &ForkSpec,
-    ) -> Result<Begun> {
-        let batch = self.batch(names.len()).await?;
-        let id = batch.as_ref().map(|batch| batch.id().clone());
-        let members = match &self.inner.config.run_in {
-            RunIn::ThisProcess => self.copies_here(source, names, id, spec).await?,
-            RunIn::Keeper(program) => {
-                self.copies_in_keepers(program, &source, names, id, spec)
-                    .await?
-            }
-        };
-        Ok(self.begun(batch, members))
+        spec: &'a ForkSpec,
+    ) -> Boxed<'a, Result<Begun>> {
+        Box::pin(async move {
+            let batch = self.batch(names.len()).await?;
+            let id = batch.as_ref().map(|batch| batch.id().clone());
+            let members = match &self.inner.config.run_in {
+                RunIn::ThisProcess => self.copies_here(source, names, id, spec).await?,
+                RunIn::Keeper(program) => {
+                    self.copies_in_keepers(program, &source, names, id, spec)
+                        .await?
+                }
+            };
+            Ok(self.begun(batch, members))
+        })
     }
 
     async fn copies_here(
@@ -186,19 +197,21 @@ impl Host {
         all_in_turns(concurrency, continued).await
     }
 
-    pub(crate) async fn start_keeper(
+    pub(crate) fn start_keeper(
         self,
         program: KeeperProgram,
         task: Task,
         batch: Option<BatchId>,
         name: String,
-    ) -> Result<Lease> {
-        let mission = Mission {
-            config: self.inner.config.clone(),
-            task,
-            batch,
-        };
-        Lease::start(&program, &mission, &name).await
+    ) -> Boxed<'static, Result<Lease>> {
+        Box::pin(async move {
+            let mission = Mission {
+                config: self.inner.config.clone(),
+                task,
+                batch,
+            };
+            Lease::start(&program, &mission, &name).await
+        })
     }
 
     async fn batch(&self, count: usize) -> Result<Option<Batch>> {
@@ -253,26 +266,28 @@ impl Host {
 
 impl Sandbox {
     /// Makes running copies of the sandbox that do not exist for others yet.
-    pub async fn begin_fork(&self, spec: ForkSpec) -> Result<(Begun, ForkReport)> {
-        spec.check()?;
-        let began = Instant::now();
-        let host = self.host();
-        let names = spec.names(self.name(), host)?;
-        let loan = self.borrow(Wanted::Copies).await?;
-        let lent = loan.lent.clone();
-        let begun = match in_place(|| host.inner.copy_source(self.id(), &lent.state)) {
-            Ok(source) => host.begin_copies(source, names, &spec).await,
-            Err(error) => Err(error),
-        };
-        // Whether or not there are copies now: they have links of their own.
-        loan.give_back().await;
-        let begun = begun?;
-        let report = ForkReport {
-            pause_ms: lent.pause_ms,
-            total_ms: ms(began.elapsed()),
-            degraded: lent.degraded,
-        };
-        Ok((begun, report))
+    pub fn begin_fork(&self, spec: ForkSpec) -> Boxed<'_, Result<(Begun, ForkReport)>> {
+        Box::pin(async move {
+            spec.check()?;
+            let began = Instant::now();
+            let host = self.host();
+            let names = spec.names(self.name(), host)?;
+            let loan = self.borrow(Wanted::Copies).await?;
+            let lent = loan.lent.clone();
+            let begun = match in_place(|| host.inner.copy_source(self.id(), &lent.state)) {
+                Ok(source) => host.begin_copies(source, names, &spec).await,
+                Err(error) => Err(error),
+            };
+            // Whether or not there are copies now: they have links of their own.
+            loan.give_back().await;
+            let begun = begun?;
+            let report = ForkReport {
+                pause_ms: lent.pause_ms,
+                total_ms: ms(began.elapsed()),
+                degraded: lent.degraded,
+            };
+            Ok((begun, report))
+        })
     }
 }
 
@@ -314,13 +329,15 @@ impl Member {
 impl Begun {
     /// Makes this process the owner of the sandboxes, which run in keepers: each is removed when
     /// its [`OwnedSandbox`] is dropped, or this process ends, whatever its state is then.
-    pub async fn own(mut self) -> Result<Self> {
-        for member in &mut self.members {
-            if let Member::Kept { lease, .. } = member {
-                lease.own().await?;
+    pub fn own(mut self) -> Boxed<'static, Result<Self>> {
+        Box::pin(async move {
+            for member in &mut self.members {
+                if let Member::Kept { lease, .. } = member {
+                    lease.own().await?;
+                }
             }
-        }
-        Ok(self)
+            Ok(self)
+        })
     }
 
     /// The sandboxes in keepers. They can be used, but do not exist for others yet.
@@ -340,34 +357,39 @@ impl Begun {
     }
 
     /// Removes all of them. None is saved, even with `--save`.
-    pub async fn give_up(mut self) {
-        for member in std::mem::take(&mut self.members) {
-            if let Member::Kept { lease, .. } = member {
-                lease.give_up().await;
+    pub fn give_up(mut self) -> Boxed<'static, ()> {
+        Box::pin(async move {
+            for member in std::mem::take(&mut self.members) {
+                if let Member::Kept { lease, .. } = member {
+                    lease.give_up().await;
+                }
             }
-        }
+        })
     }
 
     /// Makes all of them exist. From here on they exist, whatever happens to this process.
-    pub async fn commit(mut self) -> Result<Committed> {
-        for member in &mut self.members {
-            member.check()?;
-        }
-        self.host.inner.reach(Step::Commit, None)?;
-        let Some(mut batch) = self.batch.take() else {
-            return self.settle().await.map(|(committed, _)| committed);
-        };
-        // No await: the caller could drop the future there.
-        tokio::task::block_in_place(|| batch.commit()).map_err(store_error("commit a batch"))?;
-        self.host.inner.reach(Step::Committed, None)?;
-        let (committed, recorded) = self.settle().await?;
-        // A sandbox that could not record that it runs still needs its batch.
-        if recorded == Recorded::All
-            && let Err(error) = blocking(move || batch.finish()).await
-        {
-            tracing::warn!(%error, "a batch stays on disk until the store is next opened");
-        }
-        Ok(committed)
+    pub fn commit(mut self) -> Boxed<'static, Result<Committed>> {
+        Box::pin(async move {
+            for member in &mut self.members {
+                member.check()?;
+            }
+            self.host.inner.reach(Step::Commit, None)?;
+            let Some(mut batch) = self.batch.take() else {
+                return self.settle().await.map(|(committed, _)| committed);
+            };
+            // No await: the caller could drop the future there.
+            tokio::task::block_in_place(|| batch.commit())
+                .map_err(store_error("commit a batch"))?;
+            self.host.inner.reach(Step::Committed, None)?;
+            let (committed, recorded) = self.settle().await?;
+            // A sandbox that could not record that it runs still needs its batch.
+            if recorded == Recorded::All
+                && let Err(error) = blocking(move || batch.finish()).await
+            {
+                tracing::warn!(%error, "a batch stays on disk until the store is next opened");
+            }
+            Ok(committed)
+        })
     }
 
     /// Each sandbox records that it runs. In a batch all of them exist already, so one that cannot

@@ -24,6 +24,7 @@ use sandtree_images::{
 use sandtree_store::{Digest, Image, ImageSpec, Name, Named};
 
 use crate::blocking::blocking;
+use crate::boxed::Boxed;
 use crate::ca;
 use crate::error::{Error, Result, store_error};
 use crate::guest::{ExecSpec, Guest, Tail};
@@ -168,34 +169,36 @@ impl Host {
     }
 
     /// Makes an image from a recipe, and points its name at it.
-    pub async fn build_image(
-        &self,
-        recipe: &Recipe,
+    pub fn build_image<'a>(
+        &'a self,
+        recipe: &'a Recipe,
         spec: BuildSpec,
         watch: BuildWatch,
-    ) -> Result<ImageInfo> {
-        let name = spec.name.as_deref().or(recipe.name.as_deref());
-        let name = parse_name("image name", name.unwrap_or_default())?;
-        self.inner.check_image_name(&name)?;
-        // A missing file is reported now, and not after an hour of work.
-        let read = recipe.clone();
-        let with_packages = self.is_made_with_packages(recipe);
-        let steps = blocking(move || Steps::of(&read, with_packages)).await?;
-        let base = self.base(recipe, &spec, &watch).await?;
-        base.check_size(recipe)?;
-        let last = self.work(recipe, &base, &steps, &spec, &watch).await?;
-        let mut recipe = recipe.clone();
-        recipe.env.extend(spec.env.clone());
-        let image = self.publish_built(&recipe, &base, last, &watch).await?;
-        if let Some(trial) = spec.trial {
-            let trial = SandboxSpec {
-                image: Some(image.digest.to_string()),
-                ..trial
-            };
-            self.warm_image(&trial).await?;
-        }
-        self.inner.name_image(&name, &image).await?;
-        self.inner.image_info(&image.digest)
+    ) -> Boxed<'a, Result<ImageInfo>> {
+        Box::pin(async move {
+            let name = spec.name.as_deref().or(recipe.name.as_deref());
+            let name = parse_name("image name", name.unwrap_or_default())?;
+            self.inner.check_image_name(&name)?;
+            // A missing file is reported now, and not after an hour of work.
+            let read = recipe.clone();
+            let with_packages = self.is_made_with_packages(recipe);
+            let steps = blocking(move || Steps::of(&read, with_packages)).await?;
+            let base = self.base(recipe, &spec, &watch).await?;
+            base.check_size(recipe)?;
+            let last = self.work(recipe, &base, &steps, &spec, &watch).await?;
+            let mut recipe = recipe.clone();
+            recipe.env.extend(spec.env.clone());
+            let image = self.publish_built(&recipe, &base, last, &watch).await?;
+            if let Some(trial) = spec.trial {
+                let trial = SandboxSpec {
+                    image: Some(image.digest.to_string()),
+                    ..trial
+                };
+                self.warm_image(&trial).await?;
+            }
+            self.inner.name_image(&name, &image).await?;
+            self.inner.image_info(&image.digest)
+        })
     }
 
     async fn base(&self, recipe: &Recipe, spec: &BuildSpec, watch: &BuildWatch) -> Result<Base> {

@@ -29,6 +29,7 @@ use sandtree_store::{HostDirectory, MountAccess};
 use serde::Serialize;
 
 use crate::blocking::blocking;
+use crate::boxed::Boxed;
 use crate::chain::{Disk, diff_error};
 use crate::error::{Error, Result, store_error};
 use crate::mounts;
@@ -95,27 +96,33 @@ impl MountChanges {
 impl Sandbox {
     /// What the sandbox has changed on top of a copy-on-write mount. Its machine may run, be
     /// paused or be stopped.
-    pub async fn changes(&self, mount: &str) -> Result<MountChanges> {
-        self.with_changes(mount, |look| look.changes()).await
+    pub fn changes<'a>(&'a self, mount: &'a str) -> Boxed<'a, Result<MountChanges>> {
+        Box::pin(async move { self.with_changes(mount, |look| look.changes()).await })
     }
 
     /// The changes of a copy-on-write mount as text, in the form of `diff -u`.
-    pub async fn patch(&self, mount: &str) -> Result<String> {
-        self.with_changes(mount, |look| look.patch()).await
+    pub fn patch<'a>(&'a self, mount: &'a str) -> Boxed<'a, Result<String>> {
+        Box::pin(async move { self.with_changes(mount, |look| look.patch()).await })
     }
 
     /// Writes the changes of a copy-on-write mount to the host's directory.
-    pub async fn apply(&self, mount: &str, options: ApplyOptions) -> Result<MountChanges> {
-        let applied = self.with_changes(mount, move |look| look.apply(options));
-        let (changes, number, versions) = applied.await?;
-        // The guest may change the same files again, and that is no conflict.
-        let mut versions = versions.into_iter().peekable();
-        while versions.peek().is_some() {
-            let versions = versions.by_ref().take(VERSIONS_AT_ONCE).collect();
-            let mount = number;
-            self.ask(Applied { mount, versions }).await?;
-        }
-        Ok(changes)
+    pub fn apply<'a>(
+        &'a self,
+        mount: &'a str,
+        options: ApplyOptions,
+    ) -> Boxed<'a, Result<MountChanges>> {
+        Box::pin(async move {
+            let applied = self.with_changes(mount, move |look| look.apply(options));
+            let (changes, number, versions) = applied.await?;
+            // The guest may change the same files again, and that is no conflict.
+            let mut versions = versions.into_iter().peekable();
+            while versions.peek().is_some() {
+                let versions = versions.by_ref().take(VERSIONS_AT_ONCE).collect();
+                let mount = number;
+                self.ask(Applied { mount, versions }).await?;
+            }
+            Ok(changes)
+        })
     }
 
     async fn with_changes<T: Send + 'static>(

@@ -11,6 +11,7 @@ use sandtree_store::disk::{Chain, changed};
 use sandtree_store::{SandboxDir, SnapshotDiskFiles};
 
 use crate::blocking::blocking;
+use crate::boxed::Boxed;
 use crate::chain::{Disk, diff_error};
 use crate::error::{Error, Result, store_error};
 use crate::held::Held;
@@ -40,35 +41,44 @@ struct Side {
 
 impl Host {
     /// Which files differ between two snapshots, sandboxes or states.
-    pub async fn diff(&self, before: &str, after: &str, options: DiffOptions) -> Result<Diff> {
-        self.compare(before, after, move |a, b| {
-            let ranges = changed(a, b).map_err(store_error("compare two disks"))?;
-            let all = diff::Options::default();
-            let options = diff::Options {
-                times: options.times,
-                max_changes: options.max_changes.unwrap_or(all.max_changes),
-            };
-            diff::diff(&Disk(a), &Disk(b), Some(&ranges), options).map_err(diff_error)
+    pub fn diff<'a>(
+        &'a self,
+        before: &'a str,
+        after: &'a str,
+        options: DiffOptions,
+    ) -> Boxed<'a, Result<Diff>> {
+        Box::pin(async move {
+            self.compare(before, after, move |a, b| {
+                let ranges = changed(a, b).map_err(store_error("compare two disks"))?;
+                let all = diff::Options::default();
+                let options = diff::Options {
+                    times: options.times,
+                    max_changes: options.max_changes.unwrap_or(all.max_changes),
+                };
+                diff::diff(&Disk(a), &Disk(b), Some(&ranges), options).map_err(diff_error)
+            })
+            .await
         })
-        .await
     }
 
     /// The differences in the content of one file.
-    pub async fn content_diff(
-        &self,
-        before: &str,
-        after: &str,
-        path: &[u8],
-    ) -> Result<ContentDiff> {
-        let path = diff::Path::from(path);
-        self.compare(before, after, move |a, b| {
-            let a = Disk(a);
-            let b = Disk(b);
-            let a = FileSystem::open(&a).map_err(diff_error)?;
-            let b = FileSystem::open(&b).map_err(diff_error)?;
-            diff::content_diff(&a, &b, &path).map_err(diff_error)
+    pub fn content_diff<'a>(
+        &'a self,
+        before: &'a str,
+        after: &'a str,
+        path: &'a [u8],
+    ) -> Boxed<'a, Result<ContentDiff>> {
+        Box::pin(async move {
+            let path = diff::Path::from(path);
+            self.compare(before, after, move |a, b| {
+                let a = Disk(a);
+                let b = Disk(b);
+                let a = FileSystem::open(&a).map_err(diff_error)?;
+                let b = FileSystem::open(&b).map_err(diff_error)?;
+                diff::content_diff(&a, &b, &path).map_err(diff_error)
+            })
+            .await
         })
-        .await
     }
 
     async fn compare<T: Send + 'static>(

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use sandtree_store::rename_noreplace;
 
+use crate::boxed::Boxed;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::progress::Progress;
@@ -31,20 +32,26 @@ pub struct FileExport {
 
 impl Host {
     /// Writes an artifact into a file that only its owner can read.
-    pub async fn export_file(&self, export: FileExport, progress: Progress) -> Result<Exported> {
-        let unnamed = Unnamed::create(&export)?;
-        let writing = unnamed.file.try_clone();
-        let writing = writing.map_err(|e| Error::io("write", &unnamed.path, e))?;
-        let FileExport {
-            reference,
-            memory,
-            options,
-            ..
-        } = export;
-        let exporting = self.export(&reference, memory, options, writing, progress);
-        let exported = exporting.await?;
-        unnamed.keep()?;
-        Ok(exported)
+    pub fn export_file(
+        &self,
+        export: FileExport,
+        progress: Progress,
+    ) -> Boxed<'_, Result<Exported>> {
+        Box::pin(async move {
+            let unnamed = Unnamed::create(&export)?;
+            let writing = unnamed.file.try_clone();
+            let writing = writing.map_err(|e| Error::io("write", &unnamed.path, e))?;
+            let FileExport {
+                reference,
+                memory,
+                options,
+                ..
+            } = export;
+            let exporting = self.export(&reference, memory, options, writing, progress);
+            let exported = exporting.await?;
+            unnamed.keep()?;
+            Ok(exported)
+        })
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::boxed::Boxed;
 pub use crate::create::ForkMounts;
 use crate::degradation::Degradation;
 use crate::error::{Error, Result};
@@ -99,11 +100,13 @@ impl Sandbox {
     /// Makes running copies of the sandbox, whichever process runs it, if any does. The copies run
     /// in this process or in keepers, as the host is configured. All of them exist when this
     /// returns; when it fails, or is dropped in the middle, none does.
-    pub async fn fork(&self, spec: ForkSpec) -> Result<(Vec<Sandbox>, ForkReport)> {
-        let began = Instant::now();
-        let (begun, report) = self.begin_fork(spec).await?;
-        let copies = begun.commit().await?.release().await;
-        let total_ms = ms(began.elapsed());
-        Ok((copies, ForkReport { total_ms, ..report }))
+    pub fn fork(&self, spec: ForkSpec) -> Boxed<'_, Result<(Vec<Sandbox>, ForkReport)>> {
+        Box::pin(async move {
+            let began = Instant::now();
+            let (begun, report) = self.begin_fork(spec).await?;
+            let copies = begun.commit().await?.release().await;
+            let total_ms = ms(began.elapsed());
+            Ok((copies, ForkReport { total_ms, ..report }))
+        })
     }
 }

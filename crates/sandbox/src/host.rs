@@ -10,6 +10,7 @@ use serde::Serialize;
 use tokio::sync::OnceCell;
 
 use crate::blocking::{blocking, in_place};
+use crate::boxed::Boxed;
 use crate::config::HostConfig;
 use crate::console;
 use crate::degradation::Degradation;
@@ -34,20 +35,22 @@ pub struct Host {
 impl Host {
     /// Opens the store, and removes what dead processes left unfinished in it. QEMU is looked for
     /// when it is needed.
-    pub async fn open(config: HostConfig) -> Result<Host> {
-        let home = config.home.clone();
-        let opened = blocking(move || Store::open(&home)).await;
-        let store = opened.map_err(store_error("be opened"))?;
-        let faults = config.fault_plan();
-        Ok(Host {
-            inner: Arc::new(Inner {
-                config,
-                store,
-                faults,
-                engine: OnceCell::new(),
-                serves_at_rest: AtomicBool::new(false),
-            }),
-            drivers: Arc::default(),
+    pub fn open(config: HostConfig) -> Boxed<'static, Result<Host>> {
+        Box::pin(async move {
+            let home = config.home.clone();
+            let opened = blocking(move || Store::open(&home)).await;
+            let store = opened.map_err(store_error("be opened"))?;
+            let faults = config.fault_plan();
+            Ok(Host {
+                inner: Arc::new(Inner {
+                    config,
+                    store,
+                    faults,
+                    engine: OnceCell::new(),
+                    serves_at_rest: AtomicBool::new(false),
+                }),
+                drivers: Arc::default(),
+            })
         })
     }
 
@@ -116,22 +119,24 @@ impl Host {
     }
 
     /// Reports what this host can do, and the reason for each thing that it cannot do.
-    pub async fn doctor(&self) -> Doctor {
-        let disk_free_bytes = self.inner.store.disk_free_bytes().ok();
-        let memory_available_bytes = memory::available().ok().map(|available| available.bytes);
-        let home = self.inner.config.home.clone();
-        let qemu = match self.inner.engine().await {
-            Ok(engine) => QemuReport::Found(Box::new(found(engine, self.inner.jail(None)))),
-            Err(error) => QemuReport::Missing {
-                error: error.report(),
-            },
-        };
-        Doctor {
-            home,
-            disk_free_bytes,
-            memory_available_bytes,
-            qemu,
-        }
+    pub fn doctor(&self) -> Boxed<'_, Doctor> {
+        Box::pin(async move {
+            let disk_free_bytes = self.inner.store.disk_free_bytes().ok();
+            let memory_available_bytes = memory::available().ok().map(|available| available.bytes);
+            let home = self.inner.config.home.clone();
+            let qemu = match self.inner.engine().await {
+                Ok(engine) => QemuReport::Found(Box::new(found(engine, self.inner.jail(None)))),
+                Err(error) => QemuReport::Missing {
+                    error: error.report(),
+                },
+            };
+            Doctor {
+                home,
+                disk_free_bytes,
+                memory_available_bytes,
+                qemu,
+            }
+        })
     }
 }
 
@@ -213,14 +218,17 @@ impl Host {
     }
 
     /// Takes a sandbox that no process runs, without starting it.
-    pub(crate) async fn adopt(&self, reference: &str, verb: Verb) -> Result<Local> {
-        let owned = self.inner.own(reference, verb).await?;
-        let state = in_place(|| owned.state()).map_err(store_error("read a sandbox's state"))?;
-        Ok(self.drive(Driven {
-            owned,
-            running: None,
-            state,
-            existence: Existence::Committed,
-        }))
+    pub(crate) fn adopt<'a>(&'a self, reference: &'a str, verb: Verb) -> Boxed<'a, Result<Local>> {
+        Box::pin(async move {
+            let owned = self.inner.own(reference, verb).await?;
+            let state =
+                in_place(|| owned.state()).map_err(store_error("read a sandbox's state"))?;
+            Ok(self.drive(Driven {
+                owned,
+                running: None,
+                state,
+                existence: Existence::Committed,
+            }))
+        })
     }
 }

@@ -14,6 +14,7 @@ use sandtree_store::{Digest, Image, Name, Pinned, SaveTarget};
 use serde::Serialize;
 
 use crate::blocking::blocking;
+use crate::boxed::Boxed;
 use crate::error::Result;
 use crate::host::Host;
 use crate::inner::Inner;
@@ -76,23 +77,25 @@ impl Host {
 
     /// Makes an image from a root file system, an OCI image or a disk at a path, and points a name
     /// at it. `None` names it after the last part of the path.
-    pub async fn import_image(
-        &self,
-        path: &Path,
-        name: Option<&str>,
+    pub fn import_image<'a>(
+        &'a self,
+        path: &'a Path,
+        name: Option<&'a str>,
         spec: ImportSpec,
         progress: impl FnMut(Progress) + Send + 'static,
-    ) -> Result<ImageInfo> {
-        let name = name.map_or_else(|| images::default_name(path), str::to_owned);
-        let name = parse_name("image name", &name)?;
-        self.inner.check_image_name(&name)?;
-        let path = path.to_owned();
-        let importing = self
-            .inner
-            .image_job(progress, move |job| images::import(job, &path, &spec));
-        let image = importing.await?;
-        self.inner.name_image(&name, &image).await?;
-        self.inner.image_info(&image.digest)
+    ) -> Boxed<'a, Result<ImageInfo>> {
+        Box::pin(async move {
+            let name = name.map_or_else(|| images::default_name(path), str::to_owned);
+            let name = parse_name("image name", &name)?;
+            self.inner.check_image_name(&name)?;
+            let path = path.to_owned();
+            let importing = self
+                .inner
+                .image_job(progress, move |job| images::import(job, &path, &spec));
+            let image = importing.await?;
+            self.inner.name_image(&name, &image).await?;
+            self.inner.image_info(&image.digest)
+        })
     }
 
     /// Every image, with or without a name.
@@ -124,67 +127,71 @@ impl Host {
     }
 
     /// Brings an image or a snapshot from a registry.
-    pub async fn pull(
-        &self,
-        reference: &str,
-        spec: &PullSpec,
+    pub fn pull<'a>(
+        &'a self,
+        reference: &'a str,
+        spec: &'a PullSpec,
         progress: impl FnMut(Progress) + Send + 'static,
-    ) -> Result<Pulled> {
-        let name = match &spec.name {
-            Some(name) => name.clone(),
-            None => images::pulled_name(reference)?,
-        };
-        let name = parse_name("name for the pulled content", &name)?;
-        let text = reference.to_owned();
-        let access = spec.access.clone();
-        let looking = self
-            .inner
-            .image_job(|_| (), move |job| images::look_up(job, &text, &access));
-        let remote = looking.await?;
-        // Nothing is fetched for a name that it could not get.
-        self.inner
-            .check_pulled_name(&name, remote.kind(), spec.replace.into())?;
-        let kind = remote.kind();
-        let manifest = remote.manifest_digest();
-        let import = spec.import.clone();
-        let fetching = self
-            .inner
-            .image_job(progress, move |job| remote.fetch(job, &import));
-        let (fetched, fetched_bytes) = fetching.await?;
-        let digest = self
-            .inner
-            .name_fetched(&name, fetched, spec.replace)
-            .await?;
-        Ok(Pulled {
-            name: name.to_string(),
-            kind,
-            digest: digest.to_string(),
-            manifest,
-            fetched_bytes,
+    ) -> Boxed<'a, Result<Pulled>> {
+        Box::pin(async move {
+            let name = match &spec.name {
+                Some(name) => name.clone(),
+                None => images::pulled_name(reference)?,
+            };
+            let name = parse_name("name for the pulled content", &name)?;
+            let text = reference.to_owned();
+            let access = spec.access.clone();
+            let looking = self
+                .inner
+                .image_job(|_| (), move |job| images::look_up(job, &text, &access));
+            let remote = looking.await?;
+            // Nothing is fetched for a name that it could not get.
+            self.inner
+                .check_pulled_name(&name, remote.kind(), spec.replace.into())?;
+            let kind = remote.kind();
+            let manifest = remote.manifest_digest();
+            let import = spec.import.clone();
+            let fetching = self
+                .inner
+                .image_job(progress, move |job| remote.fetch(job, &import));
+            let (fetched, fetched_bytes) = fetching.await?;
+            let digest = self
+                .inner
+                .name_fetched(&name, fetched, spec.replace)
+                .await?;
+            Ok(Pulled {
+                name: name.to_string(),
+                kind,
+                digest: digest.to_string(),
+                manifest,
+                fetched_bytes,
+            })
         })
     }
 
     /// Sends an image or a snapshot, by name or digest, to a registry.
-    pub async fn push(
-        &self,
-        what: &str,
-        reference: &str,
+    pub fn push<'a>(
+        &'a self,
+        what: &'a str,
+        reference: &'a str,
         access: RegistryAccess,
         progress: impl FnMut(Progress) + Send + 'static,
-    ) -> Result<Pushed> {
-        let what = match Reference::parse(what)? {
-            Reference::Name(name) => ImageRef::Name(name),
-            Reference::Digest(digest) => ImageRef::Digest(digest),
-            Reference::Path(_) => {
-                let reference = what.to_owned();
-                return Err(images::Error::NoImageOrSnapshot { reference }.into());
-            }
-        };
-        let to = reference.to_owned();
-        let pushing = self
-            .inner
-            .image_job(progress, move |job| images::push(job, &what, &to, &access));
-        pushing.await
+    ) -> Boxed<'a, Result<Pushed>> {
+        Box::pin(async move {
+            let what = match Reference::parse(what)? {
+                Reference::Name(name) => ImageRef::Name(name),
+                Reference::Digest(digest) => ImageRef::Digest(digest),
+                Reference::Path(_) => {
+                    let reference = what.to_owned();
+                    return Err(images::Error::NoImageOrSnapshot { reference }.into());
+                }
+            };
+            let to = reference.to_owned();
+            let pushing = self
+                .inner
+                .image_job(progress, move |job| images::push(job, &what, &to, &access));
+            pushing.await
+        })
     }
 }
 

@@ -6,6 +6,7 @@ use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, Machine, Verdi
 use sandtree_store::{self as store, Name, SandboxDir, SandboxId, Store};
 use tokio::sync::OnceCell;
 
+use crate::boxed::Boxed;
 use crate::config::{HostConfig, MachineUser};
 use crate::error::{Error, Result};
 use crate::fault::{self, Step};
@@ -42,8 +43,8 @@ impl Inner {
 
     /// The QEMU of this host. The store's cache keeps the results of probing it, because probing
     /// takes time.
-    pub async fn engine(&self) -> Result<&Engine> {
-        self.engine.get_or_try_init(|| self.open_engine()).await
+    pub fn engine(&self) -> Boxed<'_, Result<&Engine>> {
+        Box::pin(async move { self.engine.get_or_try_init(|| self.open_engine()).await })
     }
 
     async fn open_engine(&self) -> Result<Engine> {

@@ -30,6 +30,7 @@ mod begun;
 #[cfg(feature = "bench")]
 pub mod bench;
 mod blocking;
+mod boxed;
 mod build;
 pub mod ca;
 mod capture;
@@ -91,6 +92,7 @@ mod volumes;
 
 pub use access::{Access, KeyInfo, NewKey, is_equal};
 pub use begun::{Begun, Committed, OwnedSandbox};
+pub use boxed::Boxed;
 pub use build::{BuildEvent, BuildSpec, BuildWatch};
 pub use cause::Cause;
 pub use changes::{ApplyOptions, MountChange, MountChanges};

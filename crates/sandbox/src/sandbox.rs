@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::blocking::in_place;
+use crate::boxed::Boxed;
 use crate::config::RunIn;
 use crate::driver::{Local, Perform, WeakLocal};
 use crate::error::{Code, Error, ErrorKind, Result, Unsaved};
@@ -149,25 +150,29 @@ impl Sandbox {
 
     /// Reports every change of its state, from the present one on, until it is removed. Other
     /// processes may start and stop it meanwhile.
-    pub async fn watch(&self) -> Result<StateWatch> {
-        let first = self.watch_process().await?;
-        if first.is_of_driver() {
-            return Ok(first);
-        }
-        let (states, watched) = mpsc::channel(1);
-        let now = first.now().clone();
-        tokio::spawn(self.clone().follow(first, states));
-        Ok(StateWatch::fed(now, watched))
+    pub fn watch(&self) -> Boxed<'_, Result<StateWatch>> {
+        Box::pin(async move {
+            let first = self.watch_process().await?;
+            if first.is_of_driver() {
+                return Ok(first);
+            }
+            let (states, watched) = mpsc::channel(1);
+            let now = first.now().clone();
+            tokio::spawn(self.clone().follow(first, states));
+            Ok(StateWatch::fed(now, watched))
+        })
     }
 
     /// The states that the sandbox's present process reports. Without a process: the present state
     /// alone.
-    async fn watch_process(&self) -> Result<StateWatch> {
-        match self.route().await? {
-            Route::Here(local) => Ok(local.watch()),
-            Route::Keeper(connection) => connection.watch().await,
-            Route::Nowhere(state) => Ok(StateWatch::only(State::of(&state))),
-        }
+    fn watch_process(&self) -> Boxed<'_, Result<StateWatch>> {
+        Box::pin(async move {
+            match self.route().await? {
+                Route::Here(local) => Ok(local.watch()),
+                Route::Keeper(connection) => connection.watch().await,
+                Route::Nowhere(state) => Ok(StateWatch::only(State::of(&state))),
+            }
+        })
     }
 
     /// Forwards the reports of each process that runs the sandbox, one process after the other.
@@ -194,14 +199,16 @@ impl Sandbox {
     }
 
     /// A connection to the guest.
-    pub async fn guest(&self) -> Result<Guest> {
-        let defaults = in_place(|| Defaults::of(&self.host.inner, &self.record))?;
-        let link = match self.route().await? {
-            Route::Here(local) => local.status().link().await?,
-            Route::Keeper(connection) => connection.link().await?,
-            Route::Nowhere(state) => return Err(self.wrong_state(&state, Verb::Use)),
-        };
-        Ok(Guest::with_defaults(link, Arc::new(defaults)))
+    pub fn guest(&self) -> Boxed<'_, Result<Guest>> {
+        Box::pin(async move {
+            let defaults = in_place(|| Defaults::of(&self.host.inner, &self.record))?;
+            let link = match self.route().await? {
+                Route::Here(local) => local.status().link().await?,
+                Route::Keeper(connection) => connection.link().await?,
+                Route::Nowhere(state) => return Err(self.wrong_state(&state, Verb::Use)),
+            };
+            Ok(Guest::with_defaults(link, Arc::new(defaults)))
+        })
     }
 
     /// Starts a command in the guest.
@@ -228,28 +235,32 @@ impl Sandbox {
     }
 
     /// The detached commands of this guest.
-    pub async fn execs(&self) -> Result<Vec<ExecEntry>> {
-        match self.route().await? {
-            Route::Here(local) => Ok(local.status().hub()?.execs().await),
-            Route::Keeper(connection) => connection.execs().await,
-            Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
-        }
+    pub fn execs(&self) -> Boxed<'_, Result<Vec<ExecEntry>>> {
+        Box::pin(async move {
+            match self.route().await? {
+                Route::Here(local) => Ok(local.status().hub()?.execs().await),
+                Route::Keeper(connection) => connection.execs().await,
+                Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
+            }
+        })
     }
 
     /// Its mounts. Those of a guest that runs have what their server reports as well, if it answers
     /// in time.
-    pub async fn mounts(&self) -> Result<Vec<MountInfo>> {
-        let info = self.host.find(self.id())?;
-        let mut mounts = info.mounts;
-        if info.state != Phase::Running || mounts.is_empty() {
-            return Ok(mounts);
-        }
-        let served = tokio::time::timeout(SERVED_WITHIN, self.served_mounts()).await;
-        // The guest may have stopped meanwhile, and its keeper be stuck or of an older version.
-        if let Ok(Ok(served)) = served {
-            mounts.iter_mut().for_each(|mount| mount.add(&served));
-        }
-        Ok(mounts)
+    pub fn mounts(&self) -> Boxed<'_, Result<Vec<MountInfo>>> {
+        Box::pin(async move {
+            let info = self.host.find(self.id())?;
+            let mut mounts = info.mounts;
+            if info.state != Phase::Running || mounts.is_empty() {
+                return Ok(mounts);
+            }
+            let served = tokio::time::timeout(SERVED_WITHIN, self.served_mounts()).await;
+            // The guest may have stopped meanwhile, and its keeper be stuck or of an older version.
+            if let Ok(Ok(served)) = served {
+                mounts.iter_mut().for_each(|mount| mount.add(&served));
+            }
+            Ok(mounts)
+        })
     }
 
     async fn served_mounts(&self) -> Result<Vec<ServedMount>> {
@@ -261,12 +272,14 @@ impl Sandbox {
     }
 
     /// What the sandbox uses.
-    pub async fn stats(&self) -> Result<Stats> {
-        match self.route().await? {
-            Route::Here(local) => keeper::stats(&self.host, &local).await,
-            Route::Keeper(connection) => connection.stats().await,
-            Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
-        }
+    pub fn stats(&self) -> Boxed<'_, Result<Stats>> {
+        Box::pin(async move {
+            match self.route().await? {
+                Route::Here(local) => keeper::stats(&self.host, &local).await,
+                Route::Keeper(connection) => connection.stats().await,
+                Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
+            }
+        })
     }
 
     /// What the guest has used, oldest first, and what it uses now. Its keeper takes samples from
@@ -316,12 +329,14 @@ impl Sandbox {
     }
 
     /// Ends the machine, if it runs, and removes everything of the sandbox.
-    pub async fn remove(&self) -> Result<()> {
-        if let Route::Nowhere(_) = self.route().await? {
-            let owned = self.host.inner.own(self.id(), Verb::Remove).await?;
-            return self.host.inner.remove(owned).await;
-        }
-        self.ask(Remove {}).await
+    pub fn remove(&self) -> Boxed<'_, Result<()>> {
+        Box::pin(async move {
+            if let Route::Nowhere(_) = self.route().await? {
+                let owned = self.host.inner.own(self.id(), Verb::Remove).await?;
+                return self.host.inner.remove(owned).await;
+            }
+            self.ask(Remove {}).await
+        })
     }
 
     /// Takes a state of memory, disk and processes; the guest continues. Without a tag, the next
@@ -391,18 +406,20 @@ impl Sandbox {
     }
 
     /// Borrows a state.
-    pub(crate) async fn borrow(&self, wanted: Wanted) -> Result<Loan> {
-        let local = match self.route().await? {
-            Route::Here(local) => local,
-            Route::Keeper(connection) => {
-                let (lent, connection) = connection.lend(wanted).await?;
-                let held = in_place(|| self.host.inner.hold_state(self.id(), &lent.state))?;
-                return Ok(Loan::of_keeper(lent, connection, held));
-            }
-            Route::Nowhere(_) => self.host.adopt(self.id(), wanted.verb()).await?,
-        };
-        let lent = local.ask(wanted).await?;
-        Ok(Loan::of_driver(lent, local))
+    pub(crate) fn borrow(&self, wanted: Wanted) -> Boxed<'_, Result<Loan>> {
+        Box::pin(async move {
+            let local = match self.route().await? {
+                Route::Here(local) => local,
+                Route::Keeper(connection) => {
+                    let (lent, connection) = connection.lend(wanted).await?;
+                    let held = in_place(|| self.host.inner.hold_state(self.id(), &lent.state))?;
+                    return Ok(Loan::of_keeper(lent, connection, held));
+                }
+                Route::Nowhere(_) => self.host.adopt(self.id(), wanted.verb()).await?,
+            };
+            let lent = local.ask(wanted).await?;
+            Ok(Loan::of_driver(lent, local))
+        })
     }
 
     /// The error of a sandbox that is still there, although it was to be saved and removed.
@@ -508,28 +525,30 @@ impl Sandbox {
         self.host.local(&self.record.id)
     }
 
-    async fn route(&self) -> Result<Route> {
-        if let Some(local) = self.here() {
-            return if local.is_driven() {
-                Ok(Route::Here(local))
-            } else {
-                Err(self.gone())
-            };
-        }
-        if let Some(keeper) = &self.keeper
-            && let Ok(connection) = keeper.try_connect().await
-        {
-            return Ok(Route::Keeper(connection));
-        }
-        let (dir, state) = in_place(|| self.host.inner.settled(self.id()))?;
-        let keeper = Keeper::of(&dir);
-        if state.phase == Phase::Running {
-            return keeper.connect().await.map(Route::Keeper);
-        }
-        // A paused sandbox may have a keeper, and so has one that is about to stop.
-        Ok(match keeper.try_connect().await {
-            Ok(connection) if state.phase != Phase::Creating => Route::Keeper(connection),
-            _ => Route::Nowhere(state),
+    fn route(&self) -> Boxed<'_, Result<Route>> {
+        Box::pin(async move {
+            if let Some(local) = self.here() {
+                return if local.is_driven() {
+                    Ok(Route::Here(local))
+                } else {
+                    Err(self.gone())
+                };
+            }
+            if let Some(keeper) = &self.keeper
+                && let Ok(connection) = keeper.try_connect().await
+            {
+                return Ok(Route::Keeper(connection));
+            }
+            let (dir, state) = in_place(|| self.host.inner.settled(self.id()))?;
+            let keeper = Keeper::of(&dir);
+            if state.phase == Phase::Running {
+                return keeper.connect().await.map(Route::Keeper);
+            }
+            // A paused sandbox may have a keeper, and so has one that is about to stop.
+            Ok(match keeper.try_connect().await {
+                Ok(connection) if state.phase != Phase::Creating => Route::Keeper(connection),
+                _ => Route::Nowhere(state),
+            })
         })
     }
 

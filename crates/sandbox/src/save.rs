@@ -18,6 +18,7 @@ use sandtree_store::{Consistency, SandboxDir, SaveTarget, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::in_place;
+use crate::boxed::Boxed;
 use crate::degradation::Degradation;
 use crate::error::{Error, Result};
 use crate::inner::Inner;
@@ -108,21 +109,23 @@ pub struct Saved {
 
 impl Sandbox {
     /// Saves the sandbox as a snapshot, whichever process runs it, if any does.
-    pub async fn save(&self, spec: SaveSpec, progress: Progress) -> Result<Saved> {
-        let began = Instant::now();
-        let host = &self.host().inner;
-        let dir = in_place(|| host.find(self.id()))?;
-        in_place(|| host.check_free(&spec.target, spec.replace, Some(dir.id())))?;
-        let loan = self.borrow(wanted(&spec)).await?;
-        let published = host.save_lent(dir, &spec, &loan.lent, progress).await;
-        let lent = loan.lent.clone();
-        loan.give_back().await;
-        let snapshot = published?.keep();
-        let mut saved = Saved::new(&spec, &snapshot, lent, began);
-        if spec.delete_checkpoints {
-            saved.removed = self.forget(Forget::All).await?.states;
-        }
-        Ok(saved)
+    pub fn save(&self, spec: SaveSpec, progress: Progress) -> Boxed<'_, Result<Saved>> {
+        Box::pin(async move {
+            let began = Instant::now();
+            let host = &self.host().inner;
+            let dir = in_place(|| host.find(self.id()))?;
+            in_place(|| host.check_free(&spec.target, spec.replace, Some(dir.id())))?;
+            let loan = self.borrow(wanted(&spec)).await?;
+            let published = host.save_lent(dir, &spec, &loan.lent, progress).await;
+            let lent = loan.lent.clone();
+            loan.give_back().await;
+            let snapshot = published?.keep();
+            let mut saved = Saved::new(&spec, &snapshot, lent, began);
+            if spec.delete_checkpoints {
+                saved.removed = self.forget(Forget::All).await?.states;
+            }
+            Ok(saved)
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use sandtree_store::{
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::blocking;
+use crate::boxed::Boxed;
 use crate::error::{Error, Result, store_error};
 use crate::held::Held;
 use crate::host::Host;
@@ -162,72 +163,85 @@ impl Host {
         Ok(SnapshotList::new(snapshots, None))
     }
 
-    pub async fn inspect_snapshot(&self, reference: &str) -> Result<SnapshotDetails> {
-        let parsed = Reference::parse(reference)?;
-        if let Reference::Path(path) = &parsed {
-            let snapshot =
-                store::Store::read_dir_snapshot(path).map_err(store_error("read a snapshot"))?;
-            return Ok(details(&snapshot, Vec::new(), Some(path.clone())));
-        }
-        let snapshot = self.inner.snapshot(&parsed, Progress::silent()).await?;
-        let names = self.inner.names_of(&snapshot.digest)?;
-        Ok(details(
-            &snapshot,
-            names.into_iter().map(String::from).collect(),
-            None,
-        ))
+    pub fn inspect_snapshot<'a>(
+        &'a self,
+        reference: &'a str,
+    ) -> Boxed<'a, Result<SnapshotDetails>> {
+        Box::pin(async move {
+            let parsed = Reference::parse(reference)?;
+            if let Reference::Path(path) = &parsed {
+                let snapshot = store::Store::read_dir_snapshot(path)
+                    .map_err(store_error("read a snapshot"))?;
+                return Ok(details(&snapshot, Vec::new(), Some(path.clone())));
+            }
+            let snapshot = self.inner.snapshot(&parsed, Progress::silent()).await?;
+            let names = self.inner.names_of(&snapshot.digest)?;
+            Ok(details(
+                &snapshot,
+                names.into_iter().map(String::from).collect(),
+                None,
+            ))
+        })
     }
 
     /// Reads every byte of a snapshot and of its image. Damaged files are moved aside and named.
-    pub async fn verify(&self, reference: &str, progress: Progress) -> Result<Verified> {
-        let host = self.inner.clone();
-        let verified = match Reference::parse(reference)? {
-            Reference::Path(path) => {
-                Watched::run(progress, move |p| store::Store::verify_dir(&path, p)).await
-            }
-            named => {
-                let digest = host
-                    .digest_of(&named)?
-                    .ok_or_else(|| no_snapshot(reference))?;
-                Watched::run(progress, move |p| host.store.verify_snapshot(&digest, p)).await
-            }
-        };
-        verified.map_err(store_error("verify a snapshot"))
+    pub fn verify<'a>(
+        &'a self,
+        reference: &'a str,
+        progress: Progress,
+    ) -> Boxed<'a, Result<Verified>> {
+        Box::pin(async move {
+            let host = self.inner.clone();
+            let verified = match Reference::parse(reference)? {
+                Reference::Path(path) => {
+                    Watched::run(progress, move |p| store::Store::verify_dir(&path, p)).await
+                }
+                named => {
+                    let digest = host
+                        .digest_of(&named)?
+                        .ok_or_else(|| no_snapshot(reference))?;
+                    Watched::run(progress, move |p| host.store.verify_snapshot(&digest, p)).await
+                }
+            };
+            verified.map_err(store_error("verify a snapshot"))
+        })
     }
 
     /// Removes a snapshot's name; with its last name, the snapshot is removed. A directory is
     /// removed as a whole.
-    pub async fn remove_snapshot(&self, reference: &str) -> Result<()> {
-        let host = self.inner.clone();
-        let parsed = Reference::parse(reference)?;
-        let text = reference.to_owned();
-        blocking(move || match parsed {
-            Reference::Name(name) => match host.store.remove_snapshot_name(&name) {
-                Err(store::Error::UnknownSnapshot { .. }) => Err(no_snapshot(&text)),
-                // A name with invalid content is put aside, and the name is free.
-                Err(store::Error::Corrupt { .. }) => host
-                    .store
-                    .put_name_aside(&name)
-                    .map_err(store_error("remove a snapshot")),
-                removed => removed.map(drop).map_err(store_error("remove a snapshot")),
-            },
-            Reference::Path(path) => remove_dir(&path),
-            Reference::Digest(digest) => {
-                let its = host.names_of(&digest)?;
-                if its.is_empty() {
-                    let pinned = host.store.pin(&digest).map_err(|_| no_snapshot(&text))?;
-                    return host
+    pub fn remove_snapshot<'a>(&'a self, reference: &'a str) -> Boxed<'a, Result<()>> {
+        Box::pin(async move {
+            let host = self.inner.clone();
+            let parsed = Reference::parse(reference)?;
+            let text = reference.to_owned();
+            blocking(move || match parsed {
+                Reference::Name(name) => match host.store.remove_snapshot_name(&name) {
+                    Err(store::Error::UnknownSnapshot { .. }) => Err(no_snapshot(&text)),
+                    // A name with invalid content is put aside, and the name is free.
+                    Err(store::Error::Corrupt { .. }) => host
                         .store
-                        .let_go(pinned)
-                        .map_err(store_error("remove a snapshot"));
+                        .put_name_aside(&name)
+                        .map_err(store_error("remove a snapshot")),
+                    removed => removed.map(drop).map_err(store_error("remove a snapshot")),
+                },
+                Reference::Path(path) => remove_dir(&path),
+                Reference::Digest(digest) => {
+                    let its = host.names_of(&digest)?;
+                    if its.is_empty() {
+                        let pinned = host.store.pin(&digest).map_err(|_| no_snapshot(&text))?;
+                        return host
+                            .store
+                            .let_go(pinned)
+                            .map_err(store_error("remove a snapshot"));
+                    }
+                    let removed = its
+                        .iter()
+                        .try_for_each(|name| host.store.remove_snapshot_name(name).map(drop));
+                    removed.map_err(store_error("remove a snapshot"))
                 }
-                let removed = its
-                    .iter()
-                    .try_for_each(|name| host.store.remove_snapshot_name(name).map(drop));
-                removed.map_err(store_error("remove a snapshot"))
-            }
+            })
+            .await
         })
-        .await
     }
 
     pub async fn tag_snapshot(&self, reference: &str, name: &str, replace: Replace) -> Result<()> {
@@ -258,65 +272,69 @@ impl Host {
     }
 
     /// Writes a snapshot, or the present of a sandbox, into one file.
-    pub async fn export(
-        &self,
-        reference: &str,
+    pub fn export<'a>(
+        &'a self,
+        reference: &'a str,
         memory: bool,
         spec: ExportOptions,
         mut out: impl Write + Send + 'static,
         progress: Progress,
-    ) -> Result<Exported> {
-        let point = self.inner.point(reference)?;
-        let since = match &spec.since {
-            Some(base) => Some(
-                self.inner
-                    .snapshot(&Reference::parse(base)?, Progress::silent())
-                    .await?,
-            ),
-            None => None,
-        };
-        let spec = ExportSpec {
-            plain: spec.plain,
-            without_image: spec.without_image,
-            since: since.as_ref().map(|base| base.digest.clone()),
-        };
-        let held = self.held_point(point, memory, progress.clone()).await?;
-        let host = self.inner.clone();
-        let exported = Watched::run(progress, move |progress| {
-            let exported = host.store.export(&held, &spec, &mut out, progress)?;
-            let store::Exported {
-                bytes_in: content_bytes,
-                bytes_out: file_bytes,
-                ..
-            } = exported;
-            Ok(Exported {
-                digest: held.digest.to_string(),
-                content_bytes,
-                file_bytes,
-            })
-        });
-        exported.await.map_err(store_error("export a snapshot"))
+    ) -> Boxed<'a, Result<Exported>> {
+        Box::pin(async move {
+            let point = self.inner.point(reference)?;
+            let since = match &spec.since {
+                Some(base) => Some(
+                    self.inner
+                        .snapshot(&Reference::parse(base)?, Progress::silent())
+                        .await?,
+                ),
+                None => None,
+            };
+            let spec = ExportSpec {
+                plain: spec.plain,
+                without_image: spec.without_image,
+                since: since.as_ref().map(|base| base.digest.clone()),
+            };
+            let held = self.held_point(point, memory, progress.clone()).await?;
+            let host = self.inner.clone();
+            let exported = Watched::run(progress, move |progress| {
+                let exported = host.store.export(&held, &spec, &mut out, progress)?;
+                let store::Exported {
+                    bytes_in: content_bytes,
+                    bytes_out: file_bytes,
+                    ..
+                } = exported;
+                Ok(Exported {
+                    digest: held.digest.to_string(),
+                    content_bytes,
+                    file_bytes,
+                })
+            });
+            exported.await.map_err(store_error("export a snapshot"))
+        })
     }
 
     /// Writes a snapshot into a self-contained directory.
-    pub async fn export_dir(
-        &self,
-        reference: &str,
-        dir: &Path,
+    pub fn export_dir<'a>(
+        &'a self,
+        reference: &'a str,
+        dir: &'a Path,
         replace: Replace,
         progress: Progress,
-    ) -> Result<()> {
-        let point = self.inner.point(reference)?;
-        let held = self.held_point(point, false, progress.clone()).await?;
-        let host = self.inner.clone();
-        let dir = dir.to_owned();
-        let written = Watched::run(progress, move |progress| {
-            host.store
-                .export_dir(&held, &dir, replace.is_yes(), progress)
-        });
-        written
-            .await
-            .map_err(store_error("write a snapshot into a directory"))
+    ) -> Boxed<'a, Result<()>> {
+        Box::pin(async move {
+            let point = self.inner.point(reference)?;
+            let held = self.held_point(point, false, progress.clone()).await?;
+            let host = self.inner.clone();
+            let dir = dir.to_owned();
+            let written = Watched::run(progress, move |progress| {
+                host.store
+                    .export_dir(&held, &dir, replace.is_yes(), progress)
+            });
+            written
+                .await
+                .map_err(store_error("write a snapshot into a directory"))
+        })
     }
 
     /// A snapshot for as long as it is needed: an existing one, or a temporary one of a sandbox.
@@ -342,40 +360,44 @@ impl Host {
     }
 
     /// Imports a snapshot, and checks every byte before a name points at it.
-    pub async fn import(
-        &self,
+    pub fn import<'a>(
+        &'a self,
         mut input: impl Read + Send + 'static,
-        name: &str,
+        name: &'a str,
         replace: Replace,
         progress: Progress,
-    ) -> Result<Imported> {
-        let name = parse_name("snapshot name", name)?;
-        self.inner
-            .check_free(&SaveTarget::Name(name.clone()), replace, None)?;
-        let host = self.inner.clone();
-        let target = name.clone();
-        let imported = Watched::run(progress, move |progress| {
-            let name = Target::Name {
-                name: &target,
-                replace: replace.is_yes(),
-            };
-            host.replacing(&target, || host.store.import(&mut input, name, progress))
-        });
-        let imported = imported.await.map_err(import_error)?;
-        Ok(Imported {
-            digest: imported.digest.to_string(),
-            name: name.to_string(),
-            bytes: imported.bytes(),
-            memory: imported.manifest.memory.is_some(),
+    ) -> Boxed<'a, Result<Imported>> {
+        Box::pin(async move {
+            let name = parse_name("snapshot name", name)?;
+            self.inner
+                .check_free(&SaveTarget::Name(name.clone()), replace, None)?;
+            let host = self.inner.clone();
+            let target = name.clone();
+            let imported = Watched::run(progress, move |progress| {
+                let name = Target::Name {
+                    name: &target,
+                    replace: replace.is_yes(),
+                };
+                host.replacing(&target, || host.store.import(&mut input, name, progress))
+            });
+            let imported = imported.await.map_err(import_error)?;
+            Ok(Imported {
+                digest: imported.digest.to_string(),
+                name: name.to_string(),
+                bytes: imported.bytes(),
+                memory: imported.manifest.memory.is_some(),
+            })
         })
     }
 
     /// Removes garbage; with `dry_run`, only reports it.
-    pub async fn gc(&self, dry_run: bool) -> Result<GcReport> {
-        let host = self.inner.clone();
-        blocking(move || host.store.gc(dry_run))
-            .await
-            .map_err(store_error("collect its garbage"))
+    pub fn gc(&self, dry_run: bool) -> Boxed<'_, Result<GcReport>> {
+        Box::pin(async move {
+            let host = self.inner.clone();
+            blocking(move || host.store.gc(dry_run))
+                .await
+                .map_err(store_error("collect its garbage"))
+        })
     }
 
     /// The use of the store's disk.

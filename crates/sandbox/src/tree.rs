@@ -10,6 +10,7 @@ use sandtree_store::Named;
 use serde::Serialize;
 
 use crate::blocking::blocking;
+use crate::boxed::Boxed;
 use crate::error::{Error, Result, store_error};
 use crate::host::Host;
 use crate::info::rfc3339;
@@ -51,47 +52,49 @@ pub struct Tree {
 }
 
 impl Host {
-    pub async fn tree(&self) -> Result<Tree> {
-        let (sandboxes, broken) = self.list()?;
-        let snapshots = self.snapshots().await?.snapshots;
-        let mut tree = Tree {
-            nodes: Vec::new(),
-            broken,
-        };
-        let readable = snapshots
-            .iter()
-            .filter(|snapshot| snapshot.unreadable.is_none());
-        let needed = readable.map(|snapshot| (&snapshot.image_digest, &snapshot.image));
-        let needed = needed.chain(
-            sandboxes
+    pub fn tree(&self) -> Boxed<'_, Result<Tree>> {
+        Box::pin(async move {
+            let (sandboxes, broken) = self.list()?;
+            let snapshots = self.snapshots().await?.snapshots;
+            let mut tree = Tree {
+                nodes: Vec::new(),
+                broken,
+            };
+            let readable = snapshots
                 .iter()
-                .map(|sandbox| (&sandbox.image_digest, &sandbox.image)),
-        );
-        tree.add_images(self.named_images().await?, needed);
-        tree.add_snapshots(snapshots);
-        for sandbox in sandboxes {
-            let above = sandbox.snapshot.filter(|snapshot| tree.has(snapshot));
-            tree.nodes.push(TreeNode {
-                kind: TreeKind::Sandbox,
-                id: sandbox.id.clone(),
-                names: vec![sandbox.name],
-                parent: Some(above.unwrap_or(sandbox.image_digest)),
-                created_at: Some(sandbox.created_at),
-                note: Some(sandbox.state.to_string()),
-                current: false,
-            });
-            let states = self.states(&sandbox.id);
-            match states {
-                Ok((states, broken)) => {
-                    tree.broken.extend(broken);
-                    tree.add_states(&sandbox.id, states);
+                .filter(|snapshot| snapshot.unreadable.is_none());
+            let needed = readable.map(|snapshot| (&snapshot.image_digest, &snapshot.image));
+            let needed = needed.chain(
+                sandboxes
+                    .iter()
+                    .map(|sandbox| (&sandbox.image_digest, &sandbox.image)),
+            );
+            tree.add_images(self.named_images().await?, needed);
+            tree.add_snapshots(snapshots);
+            for sandbox in sandboxes {
+                let above = sandbox.snapshot.filter(|snapshot| tree.has(snapshot));
+                tree.nodes.push(TreeNode {
+                    kind: TreeKind::Sandbox,
+                    id: sandbox.id.clone(),
+                    names: vec![sandbox.name],
+                    parent: Some(above.unwrap_or(sandbox.image_digest)),
+                    created_at: Some(sandbox.created_at),
+                    note: Some(sandbox.state.to_string()),
+                    current: false,
+                });
+                let states = self.states(&sandbox.id);
+                match states {
+                    Ok((states, broken)) => {
+                        tree.broken.extend(broken);
+                        tree.add_states(&sandbox.id, states);
+                    }
+                    // A sandbox that was removed meanwhile is no error.
+                    Err(Error::NoSandbox { .. }) => {}
+                    Err(error) => tree.broken.push(error),
                 }
-                // A sandbox that was removed meanwhile is no error.
-                Err(Error::NoSandbox { .. }) => {}
-                Err(error) => tree.broken.push(error),
             }
-        }
-        Ok(tree)
+            Ok(tree)
+        })
     }
 
     /// Digest and names of every image that has a name.

@@ -16,6 +16,7 @@ use sandtree_store::{
 use serde::Serialize;
 
 use super::origin::Beginning;
+use crate::boxed::Boxed;
 use crate::create;
 use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
@@ -76,39 +77,41 @@ impl WarmInfo {
 
 impl Host {
     /// Makes sure that there is a captured boot for sandboxes like this one.
-    pub async fn warm_image(&self, spec: &SandboxSpec) -> Result<WarmInfo> {
-        spec.check()?;
-        let beginning = self
-            .inner
-            .beginning(spec, Progress::silent(), |_| {})
-            .await?;
-        let image = match beginning {
-            Beginning::Image(image) => image,
-            Beginning::Snapshot(snapshot) => {
-                let name = spec.image.clone().unwrap_or_default();
-                let found = Named::Snapshot(snapshot.digest.clone());
-                return Err(images::Error::NotAnImage { name, found }.into());
+    pub fn warm_image<'a>(&'a self, spec: &'a SandboxSpec) -> Boxed<'a, Result<WarmInfo>> {
+        Box::pin(async move {
+            spec.check()?;
+            let beginning = self
+                .inner
+                .beginning(spec, Progress::silent(), |_| {})
+                .await?;
+            let image = match beginning {
+                Beginning::Image(image) => image,
+                Beginning::Snapshot(snapshot) => {
+                    let name = spec.image.clone().unwrap_or_default();
+                    let found = Named::Snapshot(snapshot.digest.clone());
+                    return Err(images::Error::NotAnImage { name, found }.into());
+                }
+            };
+            let record = create::record_of(spec, &image)?;
+            let key = key(&self.inner, &record, &image).await?;
+            let there = self
+                .inner
+                .store
+                .warm(&key)
+                .map_err(store_error("read a warm state"))?;
+            if there.is_none() {
+                start::check_resources(&self.inner, record.memory_bytes)?;
+                let made = make(&self.inner, &record, &image, &key, spec.boot_timeout).await?;
+                made.state?;
             }
-        };
-        let record = create::record_of(spec, &image)?;
-        let key = key(&self.inner, &record, &image).await?;
-        let there = self
-            .inner
-            .store
-            .warm(&key)
-            .map_err(store_error("read a warm state"))?;
-        if there.is_none() {
-            start::check_resources(&self.inner, record.memory_bytes)?;
-            let made = make(&self.inner, &record, &image, &key, spec.boot_timeout).await?;
-            made.state?;
-        }
-        let listed = self
-            .warm_states()?
-            .into_iter()
-            .find(|warm| warm.key == key.as_str());
-        listed.ok_or_else(|| Error::NoState {
-            name: record.image.to_string(),
-            state: key.to_string(),
+            let listed = self
+                .warm_states()?
+                .into_iter()
+                .find(|warm| warm.key == key.as_str());
+            listed.ok_or_else(|| Error::NoState {
+                name: record.image.to_string(),
+                state: key.to_string(),
+            })
         })
     }
 

@@ -9,7 +9,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sandtree_store::SandboxId;
@@ -17,6 +16,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::Driver;
+use crate::boxed::Boxed;
 use crate::error::{Error, Result};
 use crate::hub::Gate;
 use crate::order::{Ask, Urgency};
@@ -33,19 +33,20 @@ pub(crate) trait Perform: Ask {
         None
     }
 
-    fn perform(self, driver: &mut Driver) -> impl Future<Output = Result<Self::Answer>> + Send;
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<Self::Answer>>;
 
     /// Undoes the verb of a caller that is gone.
     fn unheard(_answer: Self::Answer, _driver: &mut Driver) {}
 }
 
-type Work<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+/// What a driver does for a job.
+type Run = Box<dyn for<'a> FnOnce(&'a mut Driver) -> Boxed<'a, ()> + Send>;
 
 /// An order on its way to the driver, with the place for its answer.
 pub(super) struct Job {
     pub verb: Verb,
     pub urgency: Urgency,
-    pub run: Box<dyn for<'a> FnOnce(&'a mut Driver) -> Work<'a> + Send>,
+    pub run: Run,
     /// Answers with an error, if `run` ended before its answer.
     pub fail: Box<dyn FnOnce(Error) + Send>,
 }

@@ -6,6 +6,7 @@ use sandtree_store::Phase;
 use tokio::time::Instant;
 
 use super::{Driver, Existence, Perform};
+use crate::boxed::Boxed;
 use crate::error::Result;
 use crate::machine::mounts;
 use crate::mounts::MountSpec;
@@ -22,8 +23,8 @@ impl Perform for Stop {
         driver.rested_since(asked)
     }
 
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        driver.stop(self.grace_ms.map(Duration::from_millis)).await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { driver.stop(self.grace_ms.map(Duration::from_millis)).await })
     }
 }
 
@@ -33,45 +34,47 @@ impl Perform for Kill {
         driver.rested_since(asked)
     }
 
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        driver.kill("killed").await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { driver.kill("killed").await })
     }
 }
 
 impl Perform for Start {
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        let timeout = self.boot_timeout_ms.map(Duration::from_millis);
-        driver.start_again(timeout).await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move {
+            let timeout = self.boot_timeout_ms.map(Duration::from_millis);
+            driver.start_again(timeout).await
+        })
     }
 }
 
 impl Perform for Remove {
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        driver.remove().await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { driver.remove().await })
     }
 }
 
 impl Perform for TakeCheckpoint {
-    async fn perform(self, driver: &mut Driver) -> Result<Checkpoint> {
-        driver.checkpoint(self.tag, self.replace).await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<Checkpoint>> {
+        Box::pin(async move { driver.checkpoint(self.tag, self.replace).await })
     }
 }
 
 impl Perform for Goal {
-    async fn perform(self, driver: &mut Driver) -> Result<Reverted> {
-        driver.go_to(self).await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<Reverted>> {
+        Box::pin(async move { driver.go_to(self).await })
     }
 }
 
 impl Perform for Forget {
-    async fn perform(self, driver: &mut Driver) -> Result<Forgotten> {
-        driver.forget(&self)
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<Forgotten>> {
+        Box::pin(async move { driver.forget(&self) })
     }
 }
 
 impl Perform for Wanted {
-    async fn perform(self, driver: &mut Driver) -> Result<LentState> {
-        driver.lend(self).await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<LentState>> {
+        Box::pin(async move { driver.lend(self).await })
     }
 
     fn unheard(lent: LentState, driver: &mut Driver) {
@@ -82,44 +85,44 @@ impl Perform for Wanted {
 }
 
 impl Perform for GiveBack {
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        driver.take_back(&self.state)
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { driver.take_back(&self.state) })
     }
 }
 
 impl Perform for Pause {
-    async fn perform(self, driver: &mut Driver) -> Result<Paused> {
-        driver.pause().await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<Paused>> {
+        Box::pin(async move { driver.pause().await })
     }
 }
 
 impl Perform for Resume {
-    async fn perform(self, driver: &mut Driver) -> Result<RestoreReport> {
-        driver.resume().await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<RestoreReport>> {
+        Box::pin(async move { driver.resume().await })
     }
 }
 
 impl Perform for MountSpec {
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        driver.mount(&self).await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { driver.mount(&self).await })
     }
 }
 
 impl Perform for Unmount {
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        driver.unmount(&self).await
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { driver.unmount(&self).await })
     }
 }
 
 impl Perform for Applied {
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        mounts::applied(driver.owned(), self)
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { mounts::applied(driver.owned(), self) })
     }
 }
 
 impl Perform for Expire {
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        driver.set_expiry(self.after_ms)
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { driver.set_expiry(self.after_ms) })
     }
 }
 
@@ -138,10 +141,12 @@ impl Ask for Commit {
 }
 
 impl Perform for Commit {
-    async fn perform(self, driver: &mut Driver) -> Result<()> {
-        driver.existence = Existence::Committed;
-        let state = driver.state.clone();
-        driver.record(state)
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<()>> {
+        Box::pin(async move {
+            driver.existence = Existence::Committed;
+            let state = driver.state.clone();
+            driver.record(state)
+        })
     }
 }
 

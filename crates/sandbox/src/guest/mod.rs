@@ -25,6 +25,7 @@ use tokio::net::TcpListener;
 pub(crate) use tree::check_archive;
 pub use watch::Watch;
 
+use crate::boxed::Boxed;
 use crate::error::{Error, Result};
 use crate::link::{self, Link, LinkError};
 
@@ -57,13 +58,13 @@ impl Guest {
     }
 
     /// Starts a command.
-    pub async fn exec(&self, spec: ExecSpec) -> Result<Exec> {
-        Exec::start(&self.link, self.defaults.complete(spec)).await
+    pub fn exec(&self, spec: ExecSpec) -> Boxed<'_, Result<Exec>> {
+        Box::pin(async move { Exec::start(&self.link, self.defaults.complete(spec)).await })
     }
 
     /// Attaches to a detached command, from the first byte of its output.
-    pub async fn attach(&self, id: ExecId) -> Result<Exec> {
-        Exec::attach(&self.link, id).await
+    pub fn attach(&self, id: ExecId) -> Boxed<'_, Result<Exec>> {
+        Box::pin(async move { Exec::attach(&self.link, id).await })
     }
 
     /// Removes a detached command that has ended, with its output.

@@ -23,6 +23,7 @@ use super::serve::short_path;
 use super::stats::Stats;
 use super::wire::{self, Answer, Call, Hello, PROTOCOL};
 use crate::blocking::blocking;
+use crate::boxed::Boxed;
 use crate::error::{Error, Result, unreachable_guest};
 use crate::hub::ExecEntry;
 use crate::link::Link;
@@ -116,19 +117,26 @@ impl Connection {
 
     /// Asks for a verb. If the verb also ends the keeper, waits for that: then nothing of the
     /// sandbox runs any more.
-    pub async fn ask<A: Anywhere>(mut self, ask: A) -> Result<A::Answer> {
-        let order: Order = ask.into();
-        let process = self.process();
-        let removes = matches!(order, Order::Remove(_));
-        let ends = matches!(order, Order::Stop(_) | Order::Kill(_));
-        let pauses = matches!(order, Order::Pause(_));
-        let answer: serde_json::Value = self.call(&Call::Order(order)).await?;
-        let is_awaited = answer["awaited"] == serde_json::Value::Bool(true);
-        let rests = ends || (pauses && !is_awaited);
-        if removes || (rests && !self.stays) {
-            self.keeper.gone(process).await?;
-        }
-        serde_json::from_value(answer).map_err(|e| self.keeper.silent(e.into()))
+    pub async fn ask<A: Anywhere>(self, ask: A) -> Result<A::Answer> {
+        let keeper = self.keeper.clone();
+        let answer = self.order(ask.into()).await?;
+        serde_json::from_value(answer).map_err(|e| keeper.silent(e.into()))
+    }
+
+    fn order(mut self, order: Order) -> Boxed<'static, Result<serde_json::Value>> {
+        Box::pin(async move {
+            let process = self.process();
+            let removes = matches!(order, Order::Remove(_));
+            let ends = matches!(order, Order::Stop(_) | Order::Kill(_));
+            let pauses = matches!(order, Order::Pause(_));
+            let answer: serde_json::Value = self.call(&Call::Order(order)).await?;
+            let is_awaited = answer["awaited"] == serde_json::Value::Bool(true);
+            let rests = ends || (pauses && !is_awaited);
+            if removes || (rests && !self.stays) {
+                self.keeper.gone(process).await?;
+            }
+            Ok(answer)
+        })
     }
 
     /// Asks for a state that is lent as long as the connection is open.

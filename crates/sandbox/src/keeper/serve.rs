@@ -21,6 +21,7 @@ use super::samples::Samples;
 use super::stats::stats;
 use super::wire::{self, Answer, Call, Hello, Mission, News, PROTOCOL, Ready, Task, Word};
 use crate::blocking::may_block;
+use crate::boxed::Boxed;
 use crate::cause::Cause;
 use crate::console;
 use crate::create::{self, CopySpec};
@@ -44,67 +45,69 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A keeper's whole life. `lease` is its end of the socket pair that it was started with.
-pub async fn run(mut lease: UnixStream) -> Result<()> {
-    leave_terminal();
-    let Some((mission, cause)) = accept(&mut lease).await? else {
-        return Ok(());
-    };
-    let began = Instant::now();
-    let mut ended = Ended::new()?;
-    let made = tokio::select! {
-        made = make(&mission, &mut lease) => made,
-        () = ended.signal() => return Ok(()),
-    };
-    let made = match made {
-        Ok(Some(made)) => made,
-        // The lease closed, and its holder waits for our end of it. Threads may still undo what was
-        // dropped, so it closes with the process.
-        Ok(None) => {
-            std::mem::forget(lease);
+pub fn run(mut lease: UnixStream) -> Boxed<'static, Result<()>> {
+    Box::pin(async move {
+        leave_terminal();
+        let Some((mission, cause)) = accept(&mut lease).await? else {
             return Ok(());
+        };
+        let began = Instant::now();
+        let mut ended = Ended::new()?;
+        let made = tokio::select! {
+            made = make(&mission, &mut lease) => made,
+            () = ended.signal() => return Ok(()),
+        };
+        let made = match made {
+            Ok(Some(made)) => made,
+            // The lease closed, and its holder waits for our end of it. Threads may still undo what was
+            // dropped, so it closes with the process.
+            Ok(None) => {
+                std::mem::forget(lease);
+                return Ok(());
+            }
+            Err(error) => return fail(&mut lease, &error).await,
+        };
+        let Made {
+            host,
+            sandbox,
+            answer,
+        } = made;
+        let mut shift = Shift {
+            host,
+            sandbox,
+            mission,
+            lease,
+            is_owned: false,
+            is_committed: false,
+            is_released: false,
+            samples: Samples::default(),
+            requests: Requests::default(),
+        };
+        let left = match shift.announce(answer).await {
+            Ok(listener) => {
+                let carried = Carried {
+                    verb: shift.mission.task.name(),
+                    began,
+                    failed: None,
+                };
+                shift.requests.note(cause.as_ref(), &carried);
+                shift.serve(listener, &mut ended).await
+            }
+            Err(error) => {
+                fail(&mut shift.lease, &error).await?;
+                Left::Unwanted
+            }
+        };
+        let mut watch = shift.sandbox.watch();
+        let rested = shift.rest(left).await;
+        // The driver removes the socket when its sandbox has no handle left. This process must not end
+        // before that.
+        let driven = async { while watch.changed().await.is_some() {} };
+        if tokio::time::timeout(FAREWELL, driven).await.is_err() {
+            tracing::warn!("a sandbox is still driven when its keeper ends");
         }
-        Err(error) => return fail(&mut lease, &error).await,
-    };
-    let Made {
-        host,
-        sandbox,
-        answer,
-    } = made;
-    let mut shift = Shift {
-        host,
-        sandbox,
-        mission,
-        lease,
-        is_owned: false,
-        is_committed: false,
-        is_released: false,
-        samples: Samples::default(),
-        requests: Requests::default(),
-    };
-    let left = match shift.announce(answer).await {
-        Ok(listener) => {
-            let carried = Carried {
-                verb: shift.mission.task.name(),
-                began,
-                failed: None,
-            };
-            shift.requests.note(cause.as_ref(), &carried);
-            shift.serve(listener, &mut ended).await
-        }
-        Err(error) => {
-            fail(&mut shift.lease, &error).await?;
-            Left::Unwanted
-        }
-    };
-    let mut watch = shift.sandbox.watch();
-    let rested = shift.rest(left).await;
-    // The driver removes the socket when its sandbox has no handle left. This process must not end
-    // before that.
-    let driven = async { while watch.changed().await.is_some() {} };
-    if tokio::time::timeout(FAREWELL, driven).await.is_err() {
-        tracing::warn!("a sandbox is still driven when its keeper ends");
-    }
-    rested
+        rested
+    })
 }
 
 /// Exchanges hellos and reads the mission, and the request that it is for. `None`: the other end
