@@ -641,8 +641,8 @@ async fn a_keeper_that_dies_before_the_commit_leaves_none() {
     });
 }
 
-/// The state says `paused` before the machine has ended and its keeper has left. Whoever resumes
-/// then must get the same guest, not an error or a new boot.
+/// The state says `paused` before the machine has ended and its keeper has left. A client
+/// that resumes it then must get the same guest, not an error or a new boot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_is_resumed_while_its_keeper_still_pauses_it() {
     let world = World::new();

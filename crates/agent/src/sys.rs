@@ -121,7 +121,7 @@ pub fn fork() -> io::Result<Forked> {
 
 /// The stack of a child until it executes a program. It needs a few kilobytes.
 const CHILD_STACK_BYTES: usize = 64 << 10;
-/// What a child that could not execute its program ends with; nobody reads it.
+/// What a child that could not execute its program ends with. The agent does not read it.
 const NOT_EXECUTED: libc::c_int = 127;
 
 /// Starts a process that shares this one's memory until it executes a program; this thread waits

@@ -68,7 +68,9 @@ async fn a_kvm_that_interprets_instructions_is_not_used() {
     let Err(Refusal::Failed(reason)) = &found else {
         panic!("{found:?}");
     };
-    assert!(reason.contains("interprets"), "{reason}");
+    // On some processors QEMU ends before its guest runs.
+    let is_plain = reason.contains("interprets") || reason.contains("did not run");
+    assert!(is_plain, "{reason}");
 }
 
 #[tokio::test]

@@ -172,8 +172,8 @@ pub(crate) struct Driver {
     removed_on_return: BTreeSet<StateId>,
     /// The head before a step to another state, while the step is not finished.
     head_before: Option<Head>,
-    /// Whether the socket of this keeper is gone because its sandbox rests. Nobody would find a
-    /// machine that it starts.
+    /// Whether the socket of this keeper is gone because its sandbox rests. No client would
+    /// find a machine that it starts.
     is_leaving: bool,
 }
 

@@ -59,8 +59,8 @@ pub fn run(mut lease: UnixStream) -> Boxed<'static, Result<()>> {
         };
         let made = match made {
             Ok(Some(made)) => made,
-            // The lease closed, and its holder waits for our end of it. Threads may still undo what was
-            // dropped, so it closes with the process.
+            // The lease closed, and its holder waits for our end of it. Threads may still undo what
+            // was dropped, so it closes with the process.
             Ok(None) => {
                 std::mem::forget(lease);
                 return Ok(());
@@ -100,8 +100,8 @@ pub fn run(mut lease: UnixStream) -> Boxed<'static, Result<()>> {
         };
         let mut watch = shift.sandbox.watch();
         let rested = shift.rest(left).await;
-        // The driver removes the socket when its sandbox has no handle left. This process must not end
-        // before that.
+        // The driver removes the socket when its sandbox has no handle left. This process must not
+        // end before that.
         let driven = async { while watch.changed().await.is_some() {} };
         if tokio::time::timeout(FAREWELL, driven).await.is_err() {
             tracing::warn!("a sandbox is still driven when its keeper ends");
