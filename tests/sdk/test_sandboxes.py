@@ -126,7 +126,7 @@ def test_refusals_are_clear(server):
     with pytest.raises(SandboxException, match='template "no-such" not found'):
         Sandbox.create("no-such")
     with pytest.raises(SandboxException, match="filtering outgoing traffic is not implemented"):
-        Sandbox.create(network={"deny_out": ["0.0.0.0/0"]})
+        Sandbox.create(network={"deny_out": ["8.8.8.8"]})
     with pytest.raises(SandboxNotFoundException):
         Sandbox.get_info("0123456789abcdef")
     for strange in ["..", "a%2Fb", "x" * 500]:
