@@ -211,7 +211,11 @@ mod tests {
     fn rules_that_cannot_be_enforced_are_refused() {
         let refused = |text: &str| refuse_unknown(&serde_json::from_str(text).unwrap()).is_err();
         assert!(!refused(r#"{"network":{"allowPublicTraffic":false}}"#));
-        assert!(refused(r#"{"network":{"denyOut":["0.0.0.0/0"]}}"#));
+        assert!(refused(r#"{"network":{"denyOut":["8.8.8.8"]}}"#));
+        assert!(refused(
+            r#"{"network":{"denyOut":["0.0.0.0/0"],"allowOut":["1.1.1.1"]}}"#
+        ));
+        assert!(!refused(r#"{"network":{"denyOut":["0.0.0.0/0"]}}"#));
         assert!(refused(r#"{"network":{"rules":{}}}"#));
     }
 }
