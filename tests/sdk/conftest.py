@@ -91,12 +91,11 @@ def use(server):
 
 
 def pytest_unconfigure(config):
-    if Running.server is None:
-        return
-    if Running.server.process.poll() is None:
-        Running.server.kill()
-    for sandbox in json.loads(sandtree("--json", "ps", "-a")):
-        sandtree("rm", "-f", sandbox["id"], check=False)
+    if Running.server is not None:
+        if Running.server.process.poll() is None:
+            Running.server.kill()
+        for sandbox in json.loads(sandtree("--json", "ps", "-a")):
+            sandtree("rm", "-f", sandbox["id"], check=False)
     shutil.rmtree(_home, ignore_errors=True)
 
 

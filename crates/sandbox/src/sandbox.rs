@@ -476,9 +476,8 @@ impl Sandbox {
             Err(error) => error.code() == Some(Code::SandboxBusy),
             Ok(_) => false,
         };
-        let phase = self.state().phase;
-        let rests = matches!(phase, Some(Phase::Paused | Phase::Stopped));
-        if is_left && rests {
+        let rests = || matches!(self.state().phase, Some(Phase::Paused | Phase::Stopped));
+        if is_left && rests() {
             self.ask_to_start(ask).await
         } else {
             answered

@@ -251,15 +251,14 @@ impl Launch {
     }
 
     fn run(self, streams: [OwnedFd; 3]) -> Result<Pid, Failure> {
-        let mut above = Vec::with_capacity(streams.len());
-        for stream in streams {
-            above.push(above_standard(stream).or_failure(|| "cannot copy a stream".into())?);
-        }
+        let above = |stream| above_standard(stream).or_failure(|| "cannot copy a stream".into());
+        let [stdin, stdout, stderr] = streams;
+        let streams = [above(stdin)?, above(stdout)?, above(stderr)?];
         let argv = pointers(&self.argv);
         let env = pointers(&self.env);
         let mut refused = None;
         let spawned = sys::spawn_sharing(&mut || {
-            refused = Some(self.become_command(&above, &argv, &env));
+            refused = Some(self.become_command(&streams, &argv, &env));
         });
         let pid = spawned.or_failure(|| "cannot make a process".into())?;
         let Some(refused) = refused else {
@@ -271,7 +270,7 @@ impl Launch {
     }
 
     /// Runs in the child. Returns only if a step was refused.
-    fn become_command(&self, streams: &[OwnedFd], argv: &Pointers, env: &Pointers) -> Refused {
+    fn become_command(&self, streams: &[OwnedFd; 3], argv: &Pointers, env: &Pointers) -> Refused {
         let prepared = self.prepare(streams).and_then(|()| {
             let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
             sys::clean_signals().map_err(|error| Refused {
@@ -288,11 +287,8 @@ impl Launch {
         }
     }
 
-    fn prepare(&self, streams: &[OwnedFd]) -> Result<(), Refused> {
+    fn prepare(&self, [stdin, stdout, stderr]: &[OwnedFd; 3]) -> Result<(), Refused> {
         let at = |step| move |errno| Refused { step, errno };
-        let [stdin, stdout, stderr] = streams else {
-            return Err(at(Step::Streams)(Errno::BADF));
-        };
         rustix::stdio::dup2_stdin(stdin).map_err(at(Step::Streams))?;
         rustix::stdio::dup2_stdout(stdout).map_err(at(Step::Streams))?;
         rustix::stdio::dup2_stderr(stderr).map_err(at(Step::Streams))?;

@@ -229,7 +229,7 @@ class Context:
 
 
 def output(message):
-    """What a client is told of a kernel's message; None if nothing."""
+    """The event that a kernel's message becomes for the client; None if there is none."""
     kind, content = message["msg_type"], message["content"]
     if kind == "stream":
         when = message["header"]["date"].isoformat()

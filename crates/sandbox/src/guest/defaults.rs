@@ -89,7 +89,8 @@ pub(crate) fn has_entrypoint(host: &Inner, record: &SandboxRecord) -> Result<boo
         .is_empty())
 }
 
-fn image_of(host: &Inner, record: &SandboxRecord) -> Result<Image> {
+/// The image that a sandbox was made from.
+pub(crate) fn image_of(host: &Inner, record: &SandboxRecord) -> Result<Image> {
     host.store
         .image_by_digest(&record.image_digest)
         .map_err(store_error("read an image"))

@@ -13,7 +13,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use defaults::{Defaults, has_entrypoint, main_command};
+pub(crate) use defaults::{Defaults, has_entrypoint, image_of, main_command};
 pub(crate) use exec::Tail;
 pub use exec::{Exec, ExecHandle, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
 pub use files::{FileOwner, Files, Transfer};

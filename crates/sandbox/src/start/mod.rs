@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_proto::Identity;
-use sandtree_store::{Image, Init, Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
+use sandtree_store::{Init, Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
 
 use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
+use crate::guest::image_of;
 use crate::inner::Inner;
 use crate::machine::boot::{Boot, DISK_RESERVE};
 use crate::machine::mounts::mount_all;
@@ -69,7 +70,7 @@ pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> R
         timeout,
     };
     let mut running = boot(host, owned, from, asked).await?;
-    let image = image_of(host, owned)?;
+    let image = image_of(host, owned.record())?;
     if image.record.init == Init::Image {
         // The next client finds services that have started.
         let settled = running.guest.settle();
@@ -91,21 +92,15 @@ pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> R
 
 /// Starts the service of a sandbox's image after a boot in which nothing else was started.
 pub(crate) async fn service(host: &Inner, owned: &Owned, running: &mut Running) -> Result<()> {
-    let image = image_of(host, owned)?;
+    let image = image_of(host, owned.record())?;
     service::tell_variables(&image.record, owned.record(), &running.guest).await?;
     service::start(&image.record, running, Service::Noted).await
 }
 
 /// Gives the variables of a sandbox to the service that continues in it.
 pub(crate) async fn tell_variables(host: &Inner, owned: &Owned, running: &Running) -> Result<()> {
-    let image = image_of(host, owned)?;
+    let image = image_of(host, owned.record())?;
     service::tell_variables(&image.record, owned.record(), &running.guest).await
-}
-
-fn image_of(host: &Inner, owned: &Owned) -> Result<Image> {
-    host.store
-        .image_by_digest(&owned.record().image_digest)
-        .map_err(store_error("read an image"))
 }
 
 /// The state of a sandbox after a boot that was not finished: it may have written to the disk.

@@ -135,7 +135,7 @@ mod tests {
             count("#[utoipa::path("),
             "a handler is missing in `routes`"
         );
-        // The only route beside them is that of the document.
+        // Only the route of the document is not one of them.
         assert_eq!(count(".route("), 1, "add routes by `routes!`");
     }
 

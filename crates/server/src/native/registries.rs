@@ -160,7 +160,7 @@ fn access(native: &Native, given: Credentials) -> RegistryAccess {
 
 type Reports = watch::Receiver<Option<TransferProgress>>;
 
-/// What work tells of its progress; only the last report is kept.
+/// The progress that work reports; only the last report is kept.
 fn telling() -> (impl FnMut(Progress) + Send + 'static, Reports) {
     let (sender, reports) = watch::channel(None);
     let told = move |progress: Progress| {
