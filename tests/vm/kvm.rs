@@ -34,9 +34,7 @@ macro_rules! inside {
         $(
             #[test]
             fn $name() {
-                let outer = Outer::start();
-                outer.check(&[stringify!($name)]);
-                outer.end();
+                Outer::check(stringify!($name));
             }
         )*
     };

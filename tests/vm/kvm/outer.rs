@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::direct;
 use super::keyed::{self, QEMU};
 use crate::support::lab::{WORKER, worker};
-use crate::support::{Answer, World, finish_within, program, text};
+use crate::support::{Answer, NOT_IN_TIME, World, finish_within, program, text};
 
 /// The version of the recipe; a change of the recipe increments it.
 const RECIPE: &str = "2";
@@ -32,8 +32,12 @@ const SHAPE: [&str; 10] = [
     "--network",
     "none",
 ];
-/// Everything in the outer guest is emulated, and a check has many steps.
+/// Everything in the outer guest is emulated, and a command has many steps.
 const DEADLINE: Duration = Duration::from_secs(600);
+/// A check takes about a minute.
+const CHECK_DEADLINE: Duration = Duration::from_secs(300);
+/// What a kernel reports when one of its processors has executed no task for long.
+const STUCK: &str = "soft lockup";
 
 /// Firmware and accelerators that QEMU loads from its directories.
 const BESIDE_QEMU: [&str; 6] = [
@@ -115,12 +119,16 @@ impl Outer {
     }
 
     fn exec(&self, command: &[&str]) -> Answer {
+        self.exec_within(DEADLINE, command)
+    }
+
+    fn exec_within(&self, deadline: Duration, command: &[&str]) -> Answer {
         let mut run = self.world.command();
         run.args(["exec", OUTER, "--"])
             .args(command)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        finish_within(run.spawn().unwrap(), DEADLINE)
+        finish_within(run.spawn().unwrap(), deadline)
     }
 
     /// Begins a command that starts the machine of a sandbox of 128 MiB, gives the accelerator that
@@ -147,28 +155,42 @@ impl Outer {
             .to_owned()
     }
 
-    /// Runs checks of `direct` in the guest.
-    pub fn check(&self, names: &[&str]) {
+    /// Runs a check of `direct` in an outer guest. The emulated virtualisation stops an outer
+    /// processor now and then (docs/under-the-hood/kvm.md): a check that does not end because of
+    /// that is run once more.
+    pub fn check(name: &str) {
+        let outer = Outer::start();
+        let answer = outer.run_check(name);
+        if answer.code != NOT_IN_TIME || outer.complaints(STUCK).is_empty() {
+            outer.judge(name, &answer);
+            return outer.end();
+        }
+        eprintln!("{name}: a processor of the outer guest was stuck; a second run follows");
+        outer.remove();
+        let outer = Outer::start();
+        let answer = outer.run_check(name);
+        outer.judge(name, &answer);
+        outer.end();
+    }
+
+    fn run_check(&self, name: &str) -> Answer {
         let tests = self.send_tests();
-        let checks: Vec<String> = names
-            .iter()
-            .map(|name| format!("kvm::direct::{name}"))
-            .collect();
+        let check = format!("kvm::direct::{name}");
         let settings = settings();
-        let run = ["--ignored", "--exact", "--test-threads=1"];
         let mut command = vec!["env"];
         command.extend(settings.iter().map(String::as_str));
-        command.push(&tests);
-        command.extend(run);
-        command.extend(checks.iter().map(String::as_str));
-        let answer = self.exec(&command);
+        command.extend([&tests, "--ignored", "--exact", "--test-threads=1", &check]);
+        self.exec_within(CHECK_DEADLINE, &command)
+    }
+
+    /// Asserts that a check has run and passed.
+    fn judge(&self, name: &str, answer: &Answer) {
         let out = String::from_utf8_lossy(&answer.stdout);
         let err = answer.err();
-        let passed = format!("{} passed; 0 failed", names.len());
-        let is_whole = out.contains(&passed) && !err.contains(direct::SKIPPED);
+        let is_whole = out.contains("1 passed; 0 failed") && !err.contains(direct::SKIPPED);
         assert!(
             answer.code == 0 && is_whole,
-            "{}\n{out}\n{err}\n{}",
+            "{name}: {}\n{out}\n{err}\n{}",
             answer.code,
             self.say("dmesg | tail -n 30")
         );
@@ -228,9 +250,18 @@ impl Outer {
 
     /// Asserts that the guest's kernel has no complaints, and removes the guest.
     pub fn end(self) {
-        let complaints = self.say("dmesg | grep -E 'BUG|WARNING|Oops|Call Trace' || true");
+        let complaints = self.complaints("BUG|WARNING|Oops|Call Trace");
         assert_eq!(complaints, "", "the outer guest's kernel complains");
         self.print_cost();
+        self.remove();
+    }
+
+    /// The lines of the kernel's log that match.
+    fn complaints(&self, pattern: &str) -> String {
+        self.say(&format!("dmesg | grep -E '{pattern}' || true"))
+    }
+
+    fn remove(self) {
         self.world.ok(["rm", "-f", OUTER]);
         self.world.assert_empty();
     }

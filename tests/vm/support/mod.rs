@@ -288,6 +288,9 @@ impl std::fmt::Debug for Answer {
     }
 }
 
+/// The code of an [`Answer`] whose program did not end in time.
+pub const NOT_IN_TIME: i32 = -1;
+
 /// Waits for a child's end, at most [`DEADLINE`].
 #[track_caller]
 pub fn finish(child: Child) -> Answer {
@@ -311,7 +314,7 @@ pub fn finish_within(mut child: Child, deadline: Duration) -> Answer {
         None => {
             child.kill().unwrap();
             child.wait().unwrap();
-            -1
+            NOT_IN_TIME
         }
     };
     Answer {
