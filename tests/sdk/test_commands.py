@@ -35,6 +35,27 @@ def test_settings_of_a_command(sandbox):
         sandbox.commands.run("true", user="nobody-here")
 
 
+def test_the_guest_says_who_its_users_are(own):
+    """The server looks at the guest's users only when it has to, and is never behind them."""
+    made = own()
+    run = lambda line, **options: made.commands.run(line, **options).stdout
+    assert run("pwd; whoami") == "/home/user\nuser\n"
+    made.files.make_dir("below")
+    assert run("pwd", cwd="below") == run("pwd", cwd="~/below") == run("pwd", cwd="/home/user/../user/below")
+    with pytest.raises(InvalidArgumentException, match="cwd '/etc/passwd' is not a directory"):
+        run("true", cwd="/etc/passwd")
+    run("sed -i 's/^user:/other:/' /etc/passwd", user="root")
+    assert run("id -u") == run("id -u") == "0\n"
+    assert run("whoami", user="other") == "other\n"
+    with pytest.raises(AuthenticationException, match="invalid username: 'user'"):
+        run("true", user="user")
+    # A number is the name of no user here, although it means one to the agent.
+    with pytest.raises(AuthenticationException, match="invalid username: '0'"):
+        run("true", user="0")
+    run("sed -i 's/^other:/user:/; s,/home/user,/tmp,' /etc/passwd", user="root")
+    assert run("pwd; whoami") == run("pwd; whoami", user="user") == "/tmp\nuser\n"
+
+
 def test_output_is_streamed_and_none_is_lost(sandbox):
     pieces = []
     done = sandbox.commands.run("for i in 1 2 3; do echo $i; sleep 0.3; done", on_stdout=pieces.append)

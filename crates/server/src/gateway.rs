@@ -150,7 +150,11 @@ impl Gateway {
     /// A sandbox by its id, for the control plane.
     pub fn sandbox(&self, id: &str) -> Result<(Sandbox, SandboxInfo)> {
         let found = || -> sandtree::Result<_> {
-            let sandbox = self.host().sandbox(id)?;
+            // To find it and to read its state are reads of the store; one of them is enough here.
+            let sandbox = match self.known(id) {
+                Some(known) => known.sandbox,
+                None => self.host().sandbox(id)?,
+            };
             let info = sandbox.info()?;
             Ok((sandbox, info))
         };

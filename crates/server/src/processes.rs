@@ -77,6 +77,11 @@ pub struct ProcessConfig {
 }
 
 impl ProcessConfig {
+    /// The directory that its client names.
+    pub fn directory(&self) -> Option<&str> {
+        self.cwd.as_deref().filter(|cwd| !cwd.is_empty())
+    }
+
     /// A command as the hub knows it: without its environment, which may be secret.
     pub fn of(entry: &ExecEntry) -> Self {
         let Some(config) = &entry.details.config else {

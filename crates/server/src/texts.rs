@@ -18,6 +18,12 @@ struct Text {
 }
 
 impl Texts {
+    /// The text of a file when it was last read. It may have changed.
+    pub fn last(&self, path: &str) -> Option<Arc<str>> {
+        let text = lock(&self.0).get(path)?.content.clone();
+        Some(text)
+    }
+
     /// The text of a file of at most `most` bytes. One that has the same times and size as before
     /// is not read again.
     pub async fn read(&self, files: &Files, path: &'static str, most: usize) -> Result<Arc<str>> {

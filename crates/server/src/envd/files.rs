@@ -24,7 +24,7 @@ use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::Call;
 use super::filesystem::{METADATA, make_dirs, metadata, missing};
-use super::user::{User, Users};
+use super::user::{self, User, Users};
 use crate::auth::{self, Signed};
 use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
@@ -109,21 +109,42 @@ pub fn check_signature(request: &Request, token: &str) -> Result<()> {
 }
 
 /// The user of a request for a file: the query's, or that of the head.
-async fn asker(call: &Call, query: &Query) -> Result<(Files, User)> {
-    let users = Users::of(&call.connection).await?;
+async fn asker(call: &Call, query: &Query) -> Result<User> {
+    let users = Users::without_groups(&call.connection).await?;
+    users.find(named(call, query))
+}
+
+fn named<'a>(call: &'a Call, query: &'a Query) -> Option<&'a str> {
     let name = query.username.as_deref().or(call.user.as_deref());
-    let user = users.find(name.filter(|name| !name.is_empty()))?;
-    Ok((call.connection.guest.files(), user))
+    name.filter(|name| !name.is_empty())
+}
+
+/// The file of a download and its attributes. A path that means the same to every user is looked
+/// at while the user is looked up: each look costs a round trip.
+async fn source(call: &Call, query: &Query, files: &Files) -> Result<(PathBuf, Stat)> {
+    let path = query.path.as_deref().unwrap_or_default();
+    let Some(path) = user::absolute(path) else {
+        let user = asker(call, query).await?;
+        return existing(files, user.path(path)?).await;
+    };
+    if named(call, query).is_none() {
+        return existing(files, path).await;
+    }
+    let (user, found) = tokio::join!(asker(call, query), existing(files, path));
+    user?;
+    found
+}
+
+async fn existing(files: &Files, path: PathBuf) -> Result<(PathBuf, Stat)> {
+    let stat = files.stat(&path).await;
+    let stat = stat.map_err(|error| missing(error, &path))?;
+    Ok((path, stat))
 }
 
 pub async fn download(call: Call, request: Request) -> Result<Response> {
     let query = Query::of(request.uri())?;
-    let (files, user) = asker(&call, &query).await?;
-    let path = user.path(query.path.as_deref().unwrap_or_default())?;
-    let stat = files
-        .stat(&path)
-        .await
-        .map_err(|error| missing(error, &path))?;
+    let files = call.connection.guest.files();
+    let (path, stat) = source(&call, &query, &files).await?;
     if stat.kind != FileKind::File {
         let message = format!("path '{}' is not a regular file", path.display());
         return Err(Fault::bad_request(message));
@@ -209,11 +230,14 @@ fn range(headers: &HeaderMap, size: u64) -> Result<Option<Range<u64>>> {
 
 pub async fn upload(call: Call, request: Request) -> Result<Response> {
     let query = Query::of(request.uri())?;
-    let (files, user) = asker(&call, &query).await?;
+    let files = call.connection.guest.files();
+    let attributes = attributes(request.headers())?;
+    let (user, place) = tokio::join!(asker(&call, &query), place(&query, &files));
     let upload = Upload {
         files,
-        user,
-        attributes: attributes(request.headers())?,
+        user: user?,
+        attributes,
+        place,
     };
     let kind = auth::header(request.headers(), CONTENT_TYPE.as_str()).unwrap_or_default();
     let written = if kind.starts_with("multipart/form-data") {
@@ -246,10 +270,23 @@ fn attributes(headers: &HeaderMap) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(found)
 }
 
+/// The place of a file whose path means the same to every user.
+async fn place(query: &Query, files: &Files) -> Option<(PathBuf, Place)> {
+    let path = user::absolute(query.path.as_deref()?)?;
+    // A failed look is repeated, and fails with its reason.
+    let place = end_of_links(files, &path).await.ok()?;
+    Some((path, place))
+}
+
+/// Where a path leads, and the file that is there.
+type Place = (PathBuf, Option<Stat>);
+
 struct Upload {
     files: Files,
     user: User,
     attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The place of the query's path, looked up together with the user.
+    place: Option<(PathBuf, Place)>,
 }
 
 impl Upload {
@@ -314,7 +351,11 @@ impl Upload {
     }
 
     async fn write(&self, path: &Path, source: &mut (impl AsyncRead + Unpin)) -> Result<Value> {
-        let (path, before) = &end_of_links(&self.files, path).await?;
+        let place = match &self.place {
+            Some((of, place)) if of == path => place.clone(),
+            _ => end_of_links(&self.files, path).await?,
+        };
+        let (path, before) = &place;
         let owner = match before {
             Some(stat) if stat.kind == FileKind::Dir => {
                 let message = format!("path '{}' is a directory", path.display());
@@ -402,7 +443,7 @@ fn broken(error: sandtree::Error) -> Fault {
 
 /// The file that a path leads to, if it is there: a file is written in place of the link's target,
 /// not of the link.
-async fn end_of_links(files: &Files, path: &Path) -> Result<(PathBuf, Option<Stat>)> {
+async fn end_of_links(files: &Files, path: &Path) -> Result<Place> {
     let mut at = path.to_owned();
     for _ in 0..LINKS_MAX {
         match files.stat_link(&at).await {

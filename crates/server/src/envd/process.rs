@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::Call;
 use super::rpc::{self, Answers, Messages};
-use super::user::Users;
+use super::user::{self, Users};
 use crate::auth;
 use crate::error::{Fault, Result};
 use crate::gateway::Connection;
@@ -166,15 +166,9 @@ async fn start(call: Call, headers: &HeaderMap, request: Request) -> Result<Resp
     if start.tag.as_ref().is_some_and(|tag| tag.len() > TAG_MAX) {
         return Err(Fault::bad_request("a tag has at most 256 bytes"));
     }
-    let spec = spec(&call, headers, &start).await?;
+    let mut exec = launch(&call, headers, &start).await?;
     let terminal = start.pty.is_some();
     let takes_input = start.takes_input();
-    let mut exec = call
-        .connection
-        .guest
-        .exec(spec)
-        .await
-        .map_err(not_started)?;
     let streams = Streams::of(&mut exec);
     let process = Process {
         exec: exec.id().clone(),
@@ -190,39 +184,80 @@ async fn start(call: Call, headers: &HeaderMap, request: Request) -> Result<Resp
     Ok(follow(&call.connection, headers, process, streams))
 }
 
-async fn spec(call: &Call, headers: &HeaderMap, start: &Start) -> Result<ExecSpec> {
+/// Who runs a command, and where.
+#[derive(Debug, PartialEq, Eq)]
+struct Runner {
+    user: String,
+    /// Empty: the home of the user.
+    workdir: PathBuf,
+}
+
+impl Runner {
+    /// The runner that needs no look into the guest: the agent itself finds a user by name, and the
+    /// user's home. `None`: only a look shows it.
+    fn unseen(call: &Call, start: &Start) -> Option<Self> {
+        let workdir = match start.process.directory() {
+            Some(cwd) => user::absolute(cwd)?,
+            None => call.workdir.clone().unwrap_or_default(),
+        };
+        let user = user::unseen(&call.connection, call.user.as_deref())?;
+        Some(Self { user, workdir })
+    }
+
+    /// The runner as the guest's files show it, or the reason why there is none.
+    async fn seen(call: &Call, start: &Start) -> Result<Self> {
+        let users = Users::without_groups(&call.connection).await?;
+        let user = users.find(call.user.as_deref())?;
+        let name = users.name_for_guest(&user);
+        let workdir = match start.process.directory() {
+            Some(cwd) => existing(call, user.path(cwd)?, cwd).await?,
+            None => call.workdir.clone().unwrap_or(user.home),
+        };
+        Ok(Self {
+            user: name,
+            workdir,
+        })
+    }
+}
+
+/// Starts a command. A look at the guest's users and directories costs round trips, so it comes
+/// only after a refusal; a command that was refused has not run.
+async fn launch(call: &Call, headers: &HeaderMap, start: &Start) -> Result<Exec> {
+    let timeout = deadline(headers)?;
+    let guest = &call.connection.guest;
+    if let Some(runner) = Runner::unseen(call, start) {
+        match guest.exec(spec(call, start, runner, timeout)).await {
+            Err(error) if error.code() == Some(Code::CommandNotStarted) => {}
+            started => return started.map_err(not_started),
+        }
+    }
+    let runner = Runner::seen(call, start).await?;
+    let started = guest.exec(spec(call, start, runner, timeout)).await;
+    started.map_err(not_started)
+}
+
+fn spec(call: &Call, start: &Start, runner: Runner, timeout: Option<Duration>) -> ExecSpec {
     let ProcessConfig {
-        cmd,
-        args,
-        envs,
-        cwd,
-        ..
+        cmd, args, envs, ..
     } = &start.process;
-    let users = Users::of(&call.connection).await?;
-    let user = users.find(call.user.as_deref())?;
-    let workdir = match cwd.as_deref().filter(|cwd| !cwd.is_empty()) {
-        Some(cwd) => Some(existing(call, user.path(cwd)?, cwd).await?),
-        None => None,
-    };
     let argv = std::iter::once(cmd).chain(args).map(OsString::from);
     let mut spec = ExecSpec::argv(argv);
     let sandbox = call.connection.id().to_owned();
     let ours = [("E2B_SANDBOX_ID".to_owned(), sandbox)];
     let env = ours.into_iter().chain(envs.clone());
     spec.env = env.map(|(key, value)| (key.into(), value.into())).collect();
-    let usual = call.workdir.clone().unwrap_or_else(|| user.home.clone());
-    spec.workdir = Some(workdir.unwrap_or(usual).into());
-    spec.user = Some(user.name);
+    spec.workdir = Some(runner.workdir.into());
+    spec.user = Some(runner.user);
     spec.terminal = start.pty.as_ref().map(|pty| {
         let size = pty.size.map(TermSize::from);
         size.unwrap_or(TermSize { rows: 24, cols: 80 })
     });
     spec.stdin = start.takes_input();
-    spec.timeout = deadline(headers)?;
+    spec.timeout = timeout;
     spec.lifetime = Lifetime::Detached;
     spec.label = start.tag.clone();
     spec.kept = Some(KEPT_FOR);
-    Ok(spec)
+    spec
 }
 
 async fn existing(call: &Call, path: PathBuf, asked: &str) -> Result<PathBuf> {

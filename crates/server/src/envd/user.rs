@@ -12,6 +12,8 @@ use crate::gateway::Connection;
 /// The user of commands and files that name none, if the guest has it.
 const DEFAULT: &str = "user";
 const ROOT: &str = "root";
+const PASSWD: &str = "/etc/passwd";
+const GROUP: &str = "/etc/group";
 const PASSWD_MAX: usize = 1 << 20;
 const NAMES_MAX: usize = 10_000;
 
@@ -31,13 +33,34 @@ pub struct Users {
     groups: HashMap<u32, String>,
 }
 
+/// The name of a user that the guest finds by itself: the one that a client names, or the default.
+/// `None`: it may mean something else to the guest, or the default is not known.
+pub fn unseen(connection: &Connection, name: Option<&str>) -> Option<String> {
+    let name = match name {
+        Some(name) => name,
+        None => {
+            // A guest that had no such user when it was last looked at may have it now.
+            let passwd = connection.texts.last(PASSWD);
+            let users = passwd.map(|passwd| Users::parse(&passwd, ""));
+            let is_missing = users.is_some_and(|users| !users.has(DEFAULT));
+            (!is_missing).then_some(DEFAULT)?
+        }
+    };
+    // For the agent these are numbers and groups.
+    let is_plain = !name.is_empty() && !name.contains(':') && name.parse::<u32>().is_err();
+    is_plain.then(|| name.to_owned())
+}
+
 impl Users {
     pub async fn of(connection: &Connection) -> Result<Self> {
-        let (passwd, group) = tokio::try_join!(
-            text(connection, "/etc/passwd"),
-            text(connection, "/etc/group")
-        )?;
+        let (passwd, group) = tokio::try_join!(text(connection, PASSWD), text(connection, GROUP))?;
         Ok(Self::parse(&passwd, &group))
+    }
+
+    /// The users alone: groups have numbers instead of names.
+    pub async fn without_groups(connection: &Connection) -> Result<Self> {
+        let passwd = text(connection, PASSWD).await?;
+        Ok(Self::parse(&passwd, ""))
     }
 
     fn parse(passwd: &str, group: &str) -> Self {
@@ -68,6 +91,10 @@ impl Users {
         }
     }
 
+    fn has(&self, name: &str) -> bool {
+        self.users.iter().any(|user| user.name == name)
+    }
+
     /// The user that a client names, or the default.
     pub fn find(&self, name: Option<&str>) -> Result<User> {
         let known = |name: &str| self.users.iter().find(|user| user.name == name).cloned();
@@ -77,6 +104,14 @@ impl Users {
                 .ok_or_else(|| Fault::unauthorized(format!("invalid username: '{name}'"))),
             None => Ok(known(DEFAULT).or_else(|| known(ROOT)).unwrap_or_else(root)),
         }
+    }
+
+    /// What the agent calls a user. A guest without a list of users has numbers only.
+    pub fn name_for_guest(&self, user: &User) -> String {
+        if self.has(&user.name) {
+            return user.name.clone();
+        }
+        user.uid.to_string()
     }
 
     pub fn user_name(&self, uid: u32) -> String {
@@ -126,6 +161,12 @@ impl User {
         let whole = self.home.join(path);
         Ok(normal(&whole))
     }
+}
+
+/// A path that means the same to every user.
+pub fn absolute(path: &str) -> Option<PathBuf> {
+    let is_absolute = path.starts_with('/') && !path.contains('\0');
+    is_absolute.then(|| normal(Path::new(path)))
 }
 
 /// The path without `.` and `..`.
@@ -181,5 +222,20 @@ mod tests {
         assert_eq!(path("/x/../y/."), Path::new("/y"));
         assert_eq!(path("../../../.."), Path::new("/"));
         assert!(user.path("a\0b").is_err());
+    }
+
+    #[test]
+    fn absolute_paths_need_no_user() {
+        assert_eq!(absolute("/x/../y/."), Some(PathBuf::from("/y")));
+        for other in ["", "a", "~", "~/a", "/a\0b"] {
+            assert_eq!(absolute(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_guest_without_a_list_of_users_knows_numbers() {
+        let named = |users: Users| users.name_for_guest(&users.find(Some("root")).unwrap());
+        assert_eq!(named(users()), "root");
+        assert_eq!(named(Users::parse("", "")), "0");
     }
 }
