@@ -112,6 +112,22 @@ def test_watches(sandbox):
     assert ("write", "new/file") in seen
     assert not any("sandtree" in name for _, name in seen)
     watch.stop()
+
+    # The order of events is that of E2B: a new file is created, an existing one is written.
+    sandbox.files.make_dir("ordered")
+    watch = sandbox.files.watch_dir("ordered")
+    sandbox.files.write("ordered/file", "1")
+    sandbox.files.write("ordered/file", "2")
+    sandbox.files.remove("ordered/file")
+    events = []
+
+    def ended():
+        events.extend(event.type.value for event in watch.get_new_events())
+        return "remove" in events
+
+    eventually(ended)
+    assert events == ["create", "chmod", "write", "write", "remove"]
+    watch.stop()
     with pytest.raises(NotFoundException):
         sandbox.files.watch_dir("not-there")
 

@@ -28,7 +28,6 @@ const COPY_SIZE: usize = 256 * 1024;
 /// How much of a name the temporary name keeps, so that it stays below the 255 bytes of a file
 /// system.
 const STAGED_NAME_MAX: usize = 200;
-const STAGING_SUFFIX: &str = ".sandtree-";
 const STAGING_DIGITS: usize = 16;
 
 pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
@@ -123,14 +122,14 @@ struct Staged {
 
 impl Staged {
     fn create(target: &Path) -> Result<Self, Failure> {
-        refuse_special(target)?;
+        let staging = staging_for(target)?;
         let Some(name) = target.file_name() else {
             return Err(refusal(
                 Errno::ISDIR,
                 format!("cannot write {}: it names no file", target.display()),
             ));
         };
-        let path = target.with_file_name(staging_name(name)?);
+        let path = target.with_file_name(staging.name(name)?);
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -160,36 +159,54 @@ impl Drop for Staged {
     }
 }
 
-/// The name is random, because a guest that lost power leaves its temporary files behind, and all
-/// counters of the agent start again.
-fn staging_name(name: &OsStr) -> Result<OsString, Failure> {
-    let mut random = [0; 8];
-    rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
-        .or_failure(|| "cannot choose a temporary name".into())?;
-    let kept = &name.as_bytes()[..name.len().min(STAGED_NAME_MAX)];
-    let suffix = format!("{STAGING_SUFFIX}{:016x}", u64::from_ne_bytes(random));
-    Ok(OsString::from_vec([b".", kept, suffix.as_bytes()].concat()))
+/// What a write does to its target. The temporary name shows it, so that watches can report it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Staging {
+    /// The target does not exist.
+    New,
+    /// The target is replaced.
+    Over,
 }
 
-/// Whether a name is that of a temporary file of a write.
-pub fn is_staging_name(name: &OsStr) -> bool {
-    let name = name.as_bytes();
-    let Some(at) = name
-        .len()
-        .checked_sub(STAGING_SUFFIX.len() + STAGING_DIGITS)
-    else {
-        return false;
-    };
-    let (begin, digits) = name.split_at(at + STAGING_SUFFIX.len());
-    begin.starts_with(b".")
-        && begin.ends_with(STAGING_SUFFIX.as_bytes())
-        && digits.iter().all(u8::is_ascii_hexdigit)
+impl Staging {
+    /// What stands before the digits of a temporary name. All have the same length.
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::New => ".sandtree-",
+            Self::Over => ".sandtree+",
+        }
+    }
+
+    /// The name is random, because a guest that lost power leaves its temporary files behind, and
+    /// all counters of the agent start again.
+    fn name(self, of: &OsStr) -> Result<OsString, Failure> {
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
+            .or_failure(|| "cannot choose a temporary name".into())?;
+        let kept = &of.as_bytes()[..of.len().min(STAGED_NAME_MAX)];
+        let digits = format!("{:016x}", u64::from_ne_bytes(random));
+        let name = [b".", kept, self.suffix().as_bytes(), digits.as_bytes()];
+        Ok(OsString::from_vec(name.concat()))
+    }
+
+    /// The kind of write that has this temporary name. `None`: it is the name of another file.
+    pub fn of_name(name: &OsStr) -> Option<Self> {
+        let name = name.as_bytes();
+        let (begin, digits) = name.split_at_checked(name.len().checked_sub(STAGING_DIGITS)?)?;
+        if !begin.starts_with(b".") || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        let both = [Self::New, Self::Over].into_iter();
+        let mut fitting = both.filter(|staging| begin.ends_with(staging.suffix().as_bytes()));
+        fitting.next()
+    }
 }
 
-/// Renaming over a device would replace it, for example `/dev/null` by a file.
-fn refuse_special(target: &Path) -> Result<(), Failure> {
+/// Refuses what a file may not replace: renaming over a device would replace it, for example
+/// `/dev/null` by a file.
+fn staging_for(target: &Path) -> Result<Staging, Failure> {
     let Ok(metadata) = fs::symlink_metadata(target) else {
-        return Ok(());
+        return Ok(Staging::New);
     };
     let kind = metadata.file_type();
     if metadata.is_dir() {
@@ -207,7 +224,7 @@ fn refuse_special(target: &Path) -> Result<(), Failure> {
             ),
         ));
     }
-    Ok(())
+    Ok(Staging::Over)
 }
 
 pub fn list(path: &Path, out: OwnedFd) -> Result<(), Failure> {
@@ -336,7 +353,7 @@ mod tests {
     #[test]
     fn devices_are_not_replaced_by_files() {
         assert_eq!(
-            refuse_special(Path::new("/dev/null")).unwrap_err().errno,
+            staging_for(Path::new("/dev/null")).unwrap_err().errno,
             libc::EINVAL
         );
     }
@@ -351,18 +368,31 @@ mod tests {
     #[test]
     fn a_staging_name_is_bounded_and_unique() {
         let name = OsString::from_vec(vec![b'n'; 255]);
-        let one = staging_name(&name).unwrap();
-        let other = staging_name(&name).unwrap();
-        assert!(one.len() <= 255 && one != other);
-        assert!(is_staging_name(&one));
+        for staging in [Staging::New, Staging::Over] {
+            let one = staging.name(&name).unwrap();
+            let other = staging.name(&name).unwrap();
+            assert!(one.len() <= 255 && one != other);
+            assert_eq!(Staging::of_name(&one), Some(staging));
+        }
         for other in [
             "",
             ".a",
+            "0123456789abcdef",
             "a.sandtree-0123456789abcdef",
             ".a.sandtree-0123456789abcdeg",
+            ".a.sandtree=0123456789abcdef",
         ] {
-            assert!(!is_staging_name(OsStr::new(other)), "{other}");
+            assert_eq!(Staging::of_name(OsStr::new(other)), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_write_knows_whether_it_replaces_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("file");
+        assert_eq!(staging_for(&target).unwrap(), Staging::New);
+        std::os::unix::fs::symlink("nowhere", &target).unwrap();
+        assert_eq!(staging_for(&target).unwrap(), Staging::Over);
     }
 
     #[test]

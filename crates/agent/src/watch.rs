@@ -25,7 +25,7 @@ use sandtree_proto::message::encode_item;
 use sandtree_proto::{Failure, WatchChange, WatchEvent, WatchScope};
 
 use crate::failure::{OrFailure, refusal, tolerate};
-use crate::files::is_staging_name;
+use crate::files::Staging;
 
 /// The kernel's own limit is often lower, and all watches of the guest share it.
 const DIRECTORIES_MAX: usize = 16 * 1024;
@@ -83,8 +83,29 @@ struct Watched {
     queue: OwnedFd,
     /// By watch descriptor; relative to the top.
     directories: HashMap<i32, PathBuf>,
-    /// The number of the last rename of a temporary file, which ends a write of the agent's.
-    published: Option<u32>,
+    /// The last rename of a temporary file, which ends a write of the agent's.
+    published: Option<Published>,
+}
+
+/// A write of the agent's that gives its file a name.
+struct Published {
+    /// The number of the rename.
+    rename: u32,
+    staging: Staging,
+}
+
+impl Published {
+    /// What the same write would be without a temporary file.
+    fn changes(&self) -> &'static [WatchChange] {
+        match self.staging {
+            Staging::New => &[
+                WatchChange::Created,
+                WatchChange::Attributes,
+                WatchChange::Written,
+            ],
+            Staging::Over => &[WatchChange::Written],
+        }
+    }
 }
 
 /// An event of the kernel's, with its directory.
@@ -177,16 +198,20 @@ impl Watched {
         let Some(kind) = kind(flags) else {
             return Ok(());
         };
-        if is_staging_name(name.as_os_str()) {
+        if let Some(staging) = Staging::of_name(name.as_os_str()) {
             // The write itself shows when the file gets its name.
-            self.published = (kind == WatchChange::MovedAway).then_some(rename);
+            let is_rename = kind == WatchChange::MovedAway;
+            self.published = is_rename.then_some(Published { rename, staging });
             return Ok(());
         }
         let path = parent.join(name);
-        reports.send(kind, &path)?;
-        if kind == WatchChange::Created && self.published.take_if(|it| *it == rename).is_some() {
-            return reports.send(WatchChange::Written, &path);
+        let is_arrival = flags.contains(ReadFlags::MOVED_TO);
+        let ours = |published: &mut Published| is_arrival && published.rename == rename;
+        if let Some(published) = self.published.take_if(ours) {
+            let mut changes = published.changes().iter();
+            return changes.try_for_each(|change| reports.send(*change, &path));
         }
+        reports.send(kind, &path)?;
         if !flags.contains(ReadFlags::ISDIR) || self.scope == WatchScope::Directory {
             return Ok(());
         }
@@ -205,7 +230,9 @@ impl Watched {
         if self.add(directory.clone()).is_err() {
             return Ok(());
         }
-        for path in self.add_below(&directory) {
+        let is_staged = |path: &PathBuf| path.file_name().and_then(Staging::of_name).is_some();
+        let found = self.add_below(&directory).into_iter();
+        for path in found.filter(|path| !is_staged(path)) {
             reports.send(WatchChange::Created, &path)?;
         }
         Ok(())

@@ -106,14 +106,36 @@ fn new_directories_are_watched_with_what_is_in_them() {
 fn a_write_of_the_agent_shows_under_its_name_only() {
     let mut watched = Watched::new(WatchScope::Directory);
     let path = watched.path("file");
-    let write = watched.agent.client.open(Open::WriteFile {
-        path: bytes(&path),
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-    });
-    watched.agent.client.feed(write, b"hello");
+    let write = |watched: &mut Watched| {
+        let client = &mut watched.agent.client;
+        let channel = client.open(Open::WriteFile {
+            path: bytes(&path),
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+        });
+        client.feed(channel, b"hello");
+        client.finish(channel);
+    };
+    let new = [
+        WatchChange::Watching,
+        WatchChange::Created,
+        WatchChange::Attributes,
+        WatchChange::Written,
+    ];
+    write(&mut watched);
     watched.until(WatchChange::Written, "file");
+    let changes = |watched: &Watched| {
+        let seen = watched.seen().into_iter();
+        seen.map(|event| event.change).collect::<Vec<_>>()
+    };
+    assert_eq!(changes(&watched), new);
+    // The file exists now, so it is written and not created.
+    write(&mut watched);
+    fs::remove_file(&path).unwrap();
+    watched.until(WatchChange::Removed, "file");
+    let over = [WatchChange::Written, WatchChange::Removed];
+    assert_eq!(changes(&watched)[new.len()..], over);
     let staged = |event: &WatchEvent| String::from_utf8_lossy(&event.path).contains("sandtree");
     assert!(!watched.seen().iter().any(staged), "{:?}", watched.seen());
 }
