@@ -4,16 +4,19 @@
 made of hard links.
 """
 
+import contextlib
 import json
 import os
 import signal
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+import requests
 
 _home = tempfile.mkdtemp(prefix="sandtree-sdk-")
 STORE = os.path.join(_home, "store")
@@ -145,3 +148,42 @@ def own():
 @pytest.fixture
 def server():
     return Running.server
+
+
+@contextlib.contextmanager
+def serving(directory, users=()):
+    """A registry on this machine, which asks for a name and a password if there are users."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    lines = ["version: 0.1", "log: {level: error}"]
+    lines.append(f"storage: {{filesystem: {{rootdirectory: {directory}/storage}}}}")
+    lines.append(f"http: {{addr: '{address}'}}")
+    if users:
+        known = [subprocess.check_output(["htpasswd", "-Bbn", *user], text=True) for user in users]
+        (directory / "users").write_text("".join(known))
+        lines.append(f"auth: {{htpasswd: {{realm: tests, path: {directory}/users}}}}")
+    config = directory / "config.yml"
+    config.write_text("\n".join(lines) + "\n")
+    process = subprocess.Popen(["docker-registry", "serve", str(config)], stderr=subprocess.DEVNULL)
+
+    def answers():
+        assert process.poll() is None, "the registry ended"
+        try:
+            return requests.get(f"http://{address}/v2/").status_code in (200, 401)
+        except requests.ConnectionError:
+            return False
+
+    try:
+        eventually(answers)
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """A registry on this machine."""
+    with serving(tmp_path) as address:
+        yield address

@@ -414,30 +414,6 @@ def begun(api, export):
     return answer.status_code == 200 and answer
 
 
-@pytest.fixture
-def registry(tmp_path):
-    """A registry on this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    config = tmp_path / "config.yml"
-    storage = f"storage:\n  filesystem:\n    rootdirectory: {tmp_path}/storage\n"
-    config.write_text(f"version: 0.1\nlog:\n  level: error\n{storage}http:\n  addr: {address}\n")
-    process = subprocess.Popen(["docker-registry", "serve", str(config)], stderr=subprocess.DEVNULL)
-
-    def answers():
-        assert process.poll() is None, "the registry ended"
-        try:
-            return requests.get(f"http://{address}/v2/").status_code == 200
-        except requests.ConnectionError:
-            return False
-
-    eventually(answers)
-    yield address
-    process.kill()
-    process.wait()
-
-
 def test_registries_report_progress(saved, registry):
     api = Api(key_with("sandboxes", "registries"))
     reference = f"{registry}/team/saved:1"

@@ -6,10 +6,13 @@ Each build boots a machine, so the tests share what they can. `min_free_disk_mb`
 import asyncio
 import glob
 import gzip
+import hashlib
 import io
 import json
 import os
 import re
+import shutil
+import subprocess
 import tarfile
 import uuid
 from pathlib import Path
@@ -20,7 +23,7 @@ from e2b import AsyncTemplate, BuildException, Sandbox, SandboxException, Templa
 from e2b.template.types import TemplateBuildStatus
 
 import cubesandbox
-from conftest import STORE, Running, Server, eventually, sandboxes, sandtree, use
+from conftest import STORE, Running, Server, eventually, sandboxes, sandtree, serving, use
 
 SMALL = {"min_free_disk_mb": 64}
 
@@ -190,6 +193,87 @@ def test_what_cannot_be_built_is_refused():
         Template.build(Template().from_template("base"), "sdk-refused", cpu_count=1000)
     with pytest.raises(BuildException, match="AWS or GCP"):
         Template.build(Template().from_aws_registry("r/i", "a", "b", "c"), "sdk-refused")
+
+
+@pytest.fixture
+def registries():
+    """The clients have a key that may use registries, as long as a test runs."""
+    before = os.environ["E2B_API_KEY"]
+    made = json.loads(sandtree("--json", "key", "create", "--name", "registries", "--scope", "sandboxes,registries"))
+    os.environ["E2B_API_KEY"] = made["key"]
+    yield before
+    os.environ["E2B_API_KEY"] = before
+    sandtree("key", "rm", made["id"])
+
+
+def minimal_layer():
+    """A tar with a shell, some programs and their libraries, those of this machine."""
+    names = ["sh", "bash", "cat", "chown", "cut", "grep", "id", "mkdir", "sleep", "touch"]
+    programs = {f"bin/{name}": shutil.which(name) for name in names}
+    shown = subprocess.check_output(["ldd", *programs.values()], text=True)
+    libraries = {path.lstrip("/"): path for path in re.findall(r"(/\S+) \(0x", shown)}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in ["tmp", "proc", "sys", "dev", "etc", "run", "root"]:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(member)
+        for name, path in {**programs, **libraries}.items():
+            content = Path(os.path.realpath(path)).read_bytes()
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o755
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def push(address, name, user):
+    """Makes an image of one layer in a registry, by its API alone."""
+
+    def blob(content, kind):
+        digest = "sha256:" + hashlib.sha256(content).hexdigest()
+        begun = requests.post(f"http://{address}/v2/{name}/blobs/uploads/", auth=user)
+        assert begun.status_code == 202, begun.text
+        sent = requests.put(begun.headers["Location"], params={"digest": digest}, data=content, auth=user)
+        assert sent.status_code == 201, sent.text
+        return {"mediaType": kind, "digest": digest, "size": len(content)}
+
+    layer = blob(minimal_layer(), "application/vnd.oci.image.layer.v1.tar")
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Env": ["FROM=a registry", "PATH=/usr/bin:/bin"], "WorkingDir": "/tmp", "User": "5"},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+    }
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    described = blob(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json")
+    manifest = {"schemaVersion": 2, "mediaType": kind, "config": described, "layers": [layer]}
+    sent = requests.put(
+        f"http://{address}/v2/{name}/manifests/1", data=json.dumps(manifest), headers={"Content-Type": kind}, auth=user
+    )
+    assert sent.status_code == 201, sent.text
+
+
+def test_a_template_begins_from_an_image_of_a_registry(registries, own, tmp_path):
+    user = ("someone", "a secret")
+    with serving(tmp_path, users=[user]) as address:
+        push(address, "team/small", user)
+        reference = f"{address}/team/small:1"
+        named = Template().from_image(reference, username=user[0], password=user[1])
+        made = named.run_cmd('echo "$FROM" > from; id -un > who')
+        Template.build(made, "sdk-pulled", **SMALL)
+        with pytest.raises(BuildException, match="(?i)credentials|denied|unauthorized"):
+            Template.build(Template().from_image(reference, username=user[0], password="wrong"), "sdk-refused")
+        with pytest.raises(BuildException, match="absent"):
+            absent = Template().from_image(f"{address}/team/absent:1", username=user[0], password=user[1])
+            Template.build(absent, "sdk-refused")
+        with pytest.raises(BuildException, match="scope registries"):
+            Template.build(Template().from_image(reference), "sdk-refused", api_key=registries)
+    assert "sdk-refused" not in images()
+    sandbox = own("sdk-pulled")
+    assert sandbox.files.read("/home/user/from") == "a registry\n"
+    assert sandbox.files.read("/home/user/who") == "user\n"
+    assert sandbox.commands.run("id -un; echo $FROM").stdout == "user\na registry\n"
+    assert delete("sdk-pulled") == 204
 
 
 class Api:

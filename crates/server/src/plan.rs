@@ -340,8 +340,14 @@ impl Planning {
         format!("{}/{}", begin.trim_end_matches('/'), path)
     }
 
+    /// A step of root, by number: an image may have no list of users.
     fn root(&mut self, title: Title, script: String) {
-        self.push(title, RunStep::new(script));
+        let user = Some("0".to_owned());
+        let step = RunStep {
+            user,
+            ..RunStep::new(script)
+        };
+        self.push(title, step);
     }
 
     fn push(&mut self, title: Title, step: RunStep) {

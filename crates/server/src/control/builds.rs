@@ -4,12 +4,13 @@ use axum::extract::{FromRequestParts, State};
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use hyper::{HeaderMap, StatusCode};
-use sandtree::{ExecDefaults, RegistryAccess, Shelf};
+use sandtree::{ExecDefaults, RegistryAccess, Scope, Shelf};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::building::Building;
 use super::{Asked, Body, Client, Id, uploads};
+use crate::auth;
 use crate::clock::now_unix_ms;
 use crate::digits;
 use crate::error::{Fault, Result};
@@ -236,13 +237,13 @@ pub(super) async fn begin(
     };
     gateway.admit(&client.key, needed)?;
     let access = registry_access(wanted.from_image_registry.as_ref())?;
-    let plan = planned(gateway, &record, wanted).await?;
+    let base = base(gateway, client, &wanted).await?;
+    let plan = planned(gateway, &record, wanted, base)?;
     let building = Building::new(gateway, id, record)?;
     building.start(plan, access)
 }
 
-async fn planned(gateway: &Gateway, record: &BuildRecord, wanted: Wanted) -> Result<Plan> {
-    let base = base(gateway, &wanted).await?;
+fn planned(gateway: &Gateway, record: &BuildRecord, wanted: Wanted, base: Base) -> Result<Plan> {
     let archive = |hash: &str| {
         let key = uploads::key(&record.template, hash)?;
         let found = gateway.host().archive(&key)?;
@@ -255,7 +256,7 @@ async fn planned(gateway: &Gateway, record: &BuildRecord, wanted: Wanted) -> Res
 }
 
 /// What a template begins from: another one, an image of the store, or one of a registry.
-async fn base(gateway: &Gateway, wanted: &Wanted) -> Result<Base> {
+async fn base(gateway: &Gateway, client: &Client, wanted: &Wanted) -> Result<Base> {
     let host = gateway.host();
     match (&wanted.from_template, &wanted.from_image) {
         (Some(template), _) => of_template(gateway, template).await,
@@ -272,10 +273,14 @@ async fn base(gateway: &Gateway, wanted: &Wanted) -> Result<Base> {
                     ..from_image(stored, image.bytes, &defaults)
                 })
             }
-            None if name.contains('/') && !name.starts_with(['.', '/']) => Ok(Base {
-                from: name.clone(),
-                ..Base::default()
-            }),
+            None if name.contains('/') && !name.starts_with(['.', '/']) => {
+                // The server connects to any address, with the credentials of its user.
+                auth::need(&client.key, Scope::Registries, "an image of a registry")?;
+                Ok(Base {
+                    from: name.clone(),
+                    ..Base::default()
+                })
+            }
             None => {
                 let message = format!(
                     "image \"{name}\" is not in the store, and the name has no registry: use \

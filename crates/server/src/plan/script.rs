@@ -22,13 +22,15 @@ pub(super) fn run(command: &str, workdir: Option<&str>) -> String {
     )
 }
 
-/// Makes sure that there is a user of this name, with a home.
+/// Makes sure that there is a user of this name, with a home. An image without users gets root as
+/// well.
 pub(super) fn add_user(name: &str) -> String {
     format!("name={}\n{ADD_USER}", quoted(name))
 }
 
 const ADD_USER: &str = r#"set -e
-touch /etc/passwd /etc/group
+[ -s /etc/passwd ] || echo 'root:x:0:0:root:/root:/bin/sh' >/etc/passwd
+[ -s /etc/group ] || echo 'root:x:0:' >/etc/group
 if grep -q "^$name:" /etc/passwd; then exit 0; fi
 id=1000
 while cut -d: -f3 /etc/passwd /etc/group | grep -qx "$id"; do id=$((id + 1)); done
