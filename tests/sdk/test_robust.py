@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import requests
+import urllib3
 from e2b import CommandExitException, Sandbox
 
 from conftest import STORE, Running, Server, eventually, sandboxes, sandtree, use
@@ -90,7 +91,7 @@ def made(another_server):
 def certificate(directory):
     files = [str(directory / name) for name in ["cert.pem", "key.pem"]]
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
-    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,DNS:*.sandboxes.test,IP:127.0.0.1"]
     subprocess.run([*words, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
     return files
 
@@ -109,6 +110,14 @@ def test_tls(made, tmp_path):
         with pytest.raises(requests.exceptions.SSLError):
             requests.get(secure.url + "/health")
         host, port = secure.address.split(":")
+        made.commands.run("python3 -m http.server 8456 --bind 127.0.0.1 --directory /home/user", background=True)
+        name = f"8456-{made.sandbox_id}.sandboxes.test"
+        names = {"server_hostname": name, "assert_hostname": name, "ca_certs": cert}
+        with urllib3.HTTPSConnectionPool(host, int(port), **names) as pool:
+            there = {"Host": f"{name}:{port}"}
+            # The service answers when it has started.
+            eventually(lambda: pool.request("GET", "/", headers=there).status == 200)
+            assert pool.request("GET", "/over-tls", headers=there).data == b"x" * 100_000
         with socket.create_connection((host, int(port)), timeout=30) as plain:
             plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b"200" not in plain.recv(4096)

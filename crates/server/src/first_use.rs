@@ -44,10 +44,7 @@ impl FirstUses {
         let host = host.clone();
         let spec = spec.clone();
         let make = async move { Ok(host.warm_image(&spec).await.map(drop)?) };
-        let work = self.work(key, make);
-        tokio::time::timeout(PATIENCE, outcome(work))
-            .await
-            .unwrap_or_else(|_| Err(unfinished(name)))
+        soon(name, self.work(key, make)).await
     }
 
     /// The work under this key, which is begun at the first call, and again after a failure.
@@ -69,6 +66,12 @@ impl FirstUses {
         all.insert(key, work.clone());
         work
     }
+}
+
+/// The outcome of the work on an image, if it comes while clients wait.
+async fn soon(name: &str, work: watch::Receiver<Outcome>) -> Result<()> {
+    let outcome = tokio::time::timeout(PATIENCE, outcome(work));
+    outcome.await.unwrap_or_else(|_| Err(unfinished(name)))
 }
 
 async fn outcome(mut work: watch::Receiver<Outcome>) -> Result<()> {
@@ -139,9 +142,14 @@ mod tests {
             .unwrap();
     }
 
-    #[test]
-    fn a_client_that_waits_too_long_is_asked_to_try_again() {
-        let fault = unfinished("debian");
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_waits_too_long_is_asked_to_try_again() {
+        let uses = FirstUses::default();
+        let work = || uses.work("a".into(), std::future::pending());
+        let began = tokio::time::Instant::now();
+        let fault = soon("debian", work()).await.unwrap_err();
+        assert_eq!(began.elapsed(), PATIENCE);
+        assert!(work().borrow().is_none(), "the work continues");
         assert_eq!(fault.status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(fault.retry, Some(Retry::AfterSeconds(1)));
     }
