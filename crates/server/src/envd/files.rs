@@ -24,7 +24,7 @@ use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::Call;
 use super::filesystem::{METADATA, make_dirs, metadata, missing};
-use super::user::{self, User, Users};
+use super::user::{self, ROOT, User, Users};
 use crate::auth::{self, Signed};
 use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
@@ -127,7 +127,8 @@ async fn source(call: &Call, query: &Query, files: &Files) -> Result<(PathBuf, S
         let user = asker(call, query).await?;
         return existing(files, user.path(path)?).await;
     };
-    if named(call, query).is_none() {
+    // These are users of every guest.
+    if named(call, query).is_none_or(|name| name == ROOT) {
         return existing(files, path).await;
     }
     let (user, found) = tokio::join!(asker(call, query), existing(files, path));

@@ -11,7 +11,7 @@ use crate::gateway::Connection;
 
 /// The user of commands and files that name none, if the guest has it.
 const DEFAULT: &str = "user";
-const ROOT: &str = "root";
+pub const ROOT: &str = "root";
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
 const PASSWD_MAX: usize = 1 << 20;
