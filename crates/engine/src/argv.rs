@@ -45,6 +45,14 @@ pub(crate) mod fd {
 /// into this.
 const TRANSLATED_CODE_MIB: u32 = 256;
 
+/// What the frame buffers of a guest may take. They are a part of the state of its devices, so a
+/// guest that allocates many must not make that too large to keep.
+const FRAME_BYTES_MAX: u32 = 48 << 20;
+
+/// The devices of a screen: picture, keyboard, pointer.
+pub(crate) const SCREEN_DEVICES: [&str; 3] =
+    ["virtio-gpu-pci", "virtio-keyboard-pci", "virtio-tablet-pci"];
+
 /// Everything that follows `-sandbox`: after this QEMU cannot start programs or gain anything.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
@@ -66,6 +74,7 @@ pub struct Shape {
     pub network: NetworkMode,
     pub announce: Announce,
     pub ports: Ports,
+    pub display: Option<Screen>,
     pub start: Start,
     pub extra_args: Vec<String>,
 }
@@ -78,6 +87,13 @@ pub enum Ports {
     /// The agent's, and the one of mounts.
     #[default]
     LinkAndMounts,
+}
+
+/// The size in pixels that the guest's screen prefers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Screen {
+    pub width: u16,
+    pub height: u16,
 }
 
 /// What the guest's disk is at the start.
@@ -108,6 +124,7 @@ pub fn argv(shape: &Shape) -> Vec<OsString> {
     network(&mut args, shape);
     ports(&mut args, shape.ports);
     devices(&mut args);
+    display(&mut args, shape.display);
     confine(&mut args, shape.accel);
     args.0.extend(shape.extra_args.iter().map(OsString::from));
     args.0
@@ -302,6 +319,26 @@ fn devices(args: &mut Args) {
     );
 }
 
+/// A screen with keyboard and pointer. Their whole state is that of the devices: none of them has
+/// memory of its own. `-vnc none` listens nowhere; clients come as descriptors.
+fn display(args: &mut Args, display: Option<Screen>) {
+    let Some(Screen { width, height }) = display else {
+        return;
+    };
+    let [gpu, keyboard, tablet] = SCREEN_DEVICES;
+    args.option(
+        "-device",
+        format!(
+            "{gpu},id=gpu,max_outputs=1,max_hostmem={FRAME_BYTES_MAX},xres={width},\
+             yres={height},{}",
+            slot(7)
+        ),
+    );
+    args.option("-device", format!("{keyboard},id=keyboard,{}", slot(8)));
+    args.option("-device", format!("{tablet},id=tablet,{}", slot(9)));
+    args.option("-vnc", "none");
+}
+
 /// QEMU's own system call filter exists on Linux alone.
 fn confine(args: &mut Args, accel: Accel) {
     if matches!(accel, Accel::Kvm | Accel::Tcg) {
@@ -355,6 +392,7 @@ mod tests {
             network: NetworkMode::Isolated,
             announce: Announce::NotAsked,
             ports: Ports::LinkAndMounts,
+            display: None,
             start: Start::Run,
             extra_args: Vec::new(),
         }
@@ -467,6 +505,26 @@ mod tests {
         let node = r#"-blockdev {"driver":"null-co","node-name":"nothing","#;
         assert!(text(&later).contains(node), "{}", text(&later));
         assert!(text(&later).contains(r#""size":1073741824"#));
+    }
+
+    /// So a state with a screen finds every other device where it was.
+    #[test]
+    fn a_screen_adds_devices_and_moves_none() {
+        let without = shape(Arch::X86_64, Accel::Tcg);
+        let with = text(&Shape {
+            display: Some(Screen {
+                width: 1024,
+                height: 768,
+            }),
+            ..without.clone()
+        });
+        let added = "-device virtio-gpu-pci,id=gpu,max_outputs=1,max_hostmem=50331648,xres=1024,\
+                     yres=768,bus=pcie.0,addr=0x7\n\
+                     -device virtio-keyboard-pci,id=keyboard,bus=pcie.0,addr=0x8\n\
+                     -device virtio-tablet-pci,id=tablet,bus=pcie.0,addr=0x9\n\
+                     -vnc none\n";
+        assert_eq!(with.replace(added, ""), text(&without));
+        assert_ne!(with, text(&without));
     }
 
     #[test]

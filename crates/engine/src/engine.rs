@@ -158,6 +158,16 @@ impl Engine {
             && self.verdicts.catalogue.machine_types.contains(name)
     }
 
+    /// Fails if this QEMU lacks the devices of a screen.
+    pub fn check_screens(&self) -> Result<(), Error> {
+        match &self.verdicts.catalogue.screens_refused {
+            None => Ok(()),
+            Some(reason) => Err(Error::NoScreens {
+                reason: reason.clone(),
+            }),
+        }
+    }
+
     /// What was found out since the engine was opened, once, for the caller to keep with the rest.
     pub fn take_news(&self) -> Option<Verdicts> {
         let mut learned = self.learned();

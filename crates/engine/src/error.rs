@@ -40,6 +40,9 @@ pub enum Error {
     #[error("the processor lacks {}", features.join(", "))]
     CpuLacks { features: Vec<String> },
 
+    #[error("this QEMU has no screens: {reason}")]
+    NoScreens { reason: String },
+
     #[error("invalid machine: {detail}")]
     Spec { detail: String },
 

@@ -25,9 +25,14 @@ impl FdSets {
 
     /// Hands a descriptor over and returns the number of its set.
     pub(crate) async fn add(&self, fd: OwnedFd) -> Result<u64, Error> {
-        let fdset_id = self.next.fetch_add(1, Ordering::Relaxed);
+        let fdset_id = self.number();
         self.qmp.run_with_fd(AddFd { fdset_id }, fd).await?;
         Ok(fdset_id)
+    }
+
+    /// A number that nothing else of this machine has.
+    pub(crate) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) async fn remove(&self, fdset_id: u64) -> Result<(), Error> {

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::accel::Accel;
 use crate::arch::Arch;
-use crate::argv::{Drive, Ports, Shape, Start, argv, fd};
+use crate::argv::{Drive, Ports, Screen, Shape, Start, argv, fd};
 use crate::block::{Aio, Disk, DiskChain, Opening, PreparedOverlay};
 use crate::blocks::{self, Firmware};
 use crate::devices::{self, DeviceFile};
@@ -37,6 +37,7 @@ use crate::probe::{landlock_failed, socketpair};
 use crate::process::{ExitWatch, Launch, Process};
 use crate::qmp::{Cont, Ending, Events, Qmp, Quit, Stop};
 use crate::ram::{GuestMemory, Protecting};
+use crate::screen::{self, Picture};
 
 /// QEMU's side of its sockets is closed when it is reaped; this only bounds a descriptor that
 /// leaked.
@@ -68,6 +69,7 @@ pub struct MachineSpec {
     pub network: NetworkMode,
     pub announce: Announce,
     pub ports: Ports,
+    pub display: Option<Screen>,
     /// What the guest's memory holds at the start.
     pub memory: Memory,
     pub start: Start,
@@ -131,6 +133,7 @@ impl MachineSpec {
             network: self.network,
             announce: self.announce,
             ports: self.ports,
+            display: self.display,
             start: self.start,
             extra_args: self.extra_args.clone(),
         }
@@ -365,6 +368,16 @@ impl Machine {
     /// Memory that the guest sees and that no layer holds, by QEMU's names.
     pub fn uncaptured_memory(&self) -> &[String] {
         &self.facts.uncaptured
+    }
+
+    /// What the screen shows. Only a machine with a screen has a picture.
+    pub async fn picture(&self) -> Result<Picture, Error> {
+        screen::picture(&self.qmp, &self.sets).await
+    }
+
+    /// Connects a viewer to the screen, by RFB. The connection ends with this machine.
+    pub async fn view(&self) -> Result<UnixStream, Error> {
+        screen::view(&self.qmp, &self.sets).await
     }
 
     /// Makes a place for the state of the devices, to save them into within the stop.

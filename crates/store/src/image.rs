@@ -20,6 +20,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::blob::Blob;
+use crate::choice::DisplaySize;
 use crate::disk::overlay;
 use crate::fs::{Files, optional};
 use crate::pin::Pin;
@@ -65,7 +66,7 @@ pub enum Init {
     Image,
 }
 
-/// How a command runs when its caller says nothing else.
+/// How a sandbox and its commands run when their caller says nothing else.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecDefaults {
@@ -82,6 +83,9 @@ pub struct ExecDefaults {
     /// What a boot waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Ready>,
+    /// The screen of its machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<DisplaySize>,
 }
 
 impl ExecDefaults {
@@ -151,9 +155,12 @@ impl ImageRecord {
         }
     }
 
-    /// Schema 1 has neither an entrypoint nor a size of the disk, and schema 2 has no service.
+    /// Schema 1 has neither an entrypoint nor a size of the disk, schema 2 has no service, and
+    /// schema 3 no screen.
     fn least_schema(&self) -> u64 {
-        if self.defaults.has_service() {
+        if self.defaults.display.is_some() {
+            4
+        } else if self.defaults.has_service() {
             3
         } else if self.disk_bytes.is_some() || !self.defaults.entrypoint.is_empty() {
             2
@@ -174,7 +181,7 @@ impl ImageRecord {
 }
 
 impl Record for ImageRecord {
-    const SCHEMA: u64 = 3;
+    const SCHEMA: u64 = 4;
 
     fn has_least_schema(&self) -> bool {
         self.schema == self.least_schema()

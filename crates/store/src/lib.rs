@@ -58,7 +58,7 @@ mod warm;
 pub use access::{AccessRecord, KeyLimits, KeyRecord, Scope};
 pub use artifact::{ExportSpec, Exported, Packable, PackedMember, Role};
 pub use blob::Blob;
-pub use choice::{AccelChoice, Network, PublishedPort};
+pub use choice::{AccelChoice, DisplaySize, Network, ParseDisplaySizeError, PublishedPort};
 pub use damage::manifest::ManifestError;
 pub use document::Shelf;
 pub use error::Error;

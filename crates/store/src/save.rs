@@ -366,6 +366,7 @@ fn settings(record: &SandboxRecord) -> Settings {
         network: record.network,
         accel: record.accel,
         cpu: record.cpu.clone(),
+        display: record.display,
         qemu_args: record.qemu_args.clone(),
         ports: record.ports.clone(),
         memory_mode: record.memory_mode.clone(),

@@ -23,7 +23,7 @@ pub use source::StateSource;
 use crate::image::Arch;
 use crate::note::Notes;
 use crate::record::Record;
-use crate::{LayerId, MountPoint, Network, StateId, Tag};
+use crate::{DisplaySize, LayerId, MountPoint, Network, StateId, Tag};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -101,6 +101,9 @@ pub struct MachineRecord {
     /// It has a port for directories of the host. Machines of older programs have none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mounts_port: bool,
+    /// The size of the screen that it was started with, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<DisplaySize>,
 }
 
 /// `manifest.json`: what a state consists of. Never changes.

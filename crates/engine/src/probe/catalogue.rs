@@ -10,17 +10,22 @@ use serde::{Deserialize, Serialize};
 use super::{Probe, socketpair};
 use crate::accel::Accel;
 use crate::arch::Arch;
-use crate::argv::{fd, probe_argv};
+use crate::argv::{SCREEN_DEVICES, fd, probe_argv};
 use crate::cpu::{Expansion, Model};
 use crate::error::Error;
 use crate::process::Process;
-use crate::qmp::{CpuModel, Qmp, QueryCpuDefinitions, QueryCpuModelExpansion, QueryMachines};
+use crate::qmp::{
+    CpuModel, DeviceListProperties, Qmp, QueryCpuDefinitions, QueryCpuModelExpansion, QueryMachines,
+};
 
 /// The names a QEMU knows, whatever accelerates it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Catalogue {
     pub machine_types: BTreeSet<String>,
     pub models: BTreeSet<String>,
+    /// Why it has no screens, if it has none: distributions put the device into a module.
+    #[serde(default)]
+    pub screens_refused: Option<String>,
 }
 
 /// A QEMU that waits for questions. Dropped, it is killed.
@@ -64,7 +69,21 @@ impl Asked {
         Ok(Catalogue {
             machine_types: machines.into_iter().map(|machine| machine.name).collect(),
             models: models.into_iter().map(|model| model.name).collect(),
+            screens_refused: self.screens_refused().await?,
         })
+    }
+
+    async fn screens_refused(&self) -> Result<Option<String>, Error> {
+        for typename in SCREEN_DEVICES {
+            match self.qmp.run(DeviceListProperties { typename }).await {
+                Ok(_) => {}
+                Err(Error::Qmp { .. }) => {
+                    return Ok(Some(format!("it does not know the device {typename}")));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
     }
 
     /// The features of a model that are on in a machine.

@@ -88,6 +88,30 @@ impl Command for GetFd<'_> {
     type Reply = Nothing;
 }
 
+/// Writes what the first screen shows, as a PPM image.
+#[derive(Debug, Serialize)]
+pub(crate) struct ScreenDump<'a> {
+    pub filename: &'a str,
+}
+
+impl Command for ScreenDump<'_> {
+    const NAME: &'static str = "screendump";
+    type Reply = Nothing;
+}
+
+/// Makes a descriptor that `getfd` took the connection of a client.
+#[derive(Debug, Serialize)]
+pub(crate) struct AddClient<'a> {
+    pub protocol: &'static str,
+    pub fdname: &'a str,
+    pub skipauth: bool,
+}
+
+impl Command for AddClient<'_> {
+    const NAME: &'static str = "add_client";
+    type Reply = Nothing;
+}
+
 /// Takes the descriptor sent along into an fd set.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -404,6 +428,17 @@ impl Command for QueryMachines {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct MachineType {
     pub name: String,
+}
+
+/// The properties of a type of device. QEMU loads the module of the type, if it is in one.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeviceListProperties<'a> {
+    pub typename: &'a str,
+}
+
+impl Command for DeviceListProperties<'_> {
+    const NAME: &'static str = "device-list-properties";
+    type Reply = Vec<Value>;
 }
 
 #[derive(Debug, Serialize)]

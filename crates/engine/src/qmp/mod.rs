@@ -22,11 +22,11 @@ mod node;
 
 pub use client::Qmp;
 pub(crate) use command::{
-    AddFd, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot,
-    Capability, CpuModel, GetFd, HumanMonitorCommand, Migrate, MigrateCancel, MigrateIncoming,
-    MigrateSetCapabilities, MigrateSetParameters, QomSet, QueryBlock, QueryCpuDefinitions,
-    QueryCpuModelExpansion, QueryFdsets, QueryMachines, QueryMigrate, RemoveFd,
-    XenSaveDevicesState,
+    AddClient, AddFd, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen,
+    BlockdevSnapshot, Capability, CpuModel, DeviceListProperties, GetFd, HumanMonitorCommand,
+    Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters, QomSet,
+    QueryBlock, QueryCpuDefinitions, QueryCpuModelExpansion, QueryFdsets, QueryMachines,
+    QueryMigrate, RemoveFd, ScreenDump, XenSaveDevicesState,
 };
 pub use command::{
     Command, Cont, Job, JobDismiss, Nothing, QueryJobs, QueryStatus, Quit, SnapshotLoad,

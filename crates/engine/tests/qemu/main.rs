@@ -3,6 +3,7 @@
 mod devices;
 mod disk;
 mod memory;
+mod screen;
 mod spare;
 #[path = "../support/mod.rs"]
 mod support;

@@ -50,6 +50,7 @@ pub fn spec(dir: &Path, cmdline: &str) -> MachineSpec {
         network: NetworkMode::Isolated,
         announce: Announce::NotAsked,
         ports: Ports::LinkAndMounts,
+        display: None,
         memory: Memory::Empty,
         start: Start::Run,
         preload: Preload::Use,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::choice::{AccelChoice, Network, PublishedPort};
+use crate::choice::{AccelChoice, DisplaySize, Network, PublishedPort};
 use crate::image::Arch;
 use crate::note::Notes;
 use crate::record::Record;
@@ -67,6 +67,9 @@ pub struct SandboxRecord {
     /// What happens after it has run for some time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiry: Option<Expiry>,
+    /// The size of the screen, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<DisplaySize>,
 }
 
 /// The end of a sandbox after a time.

@@ -14,7 +14,10 @@ use super::rules;
 use crate::blob::Blob;
 use crate::damage::manifest::ManifestError;
 use crate::image::Arch;
-use crate::{AccelChoice, Digest, MachineRecord, MountPoint, Name, Network, PublishedPort, record};
+use crate::{
+    AccelChoice, Digest, DisplaySize, MachineRecord, MountPoint, Name, Network, PublishedPort,
+    record,
+};
 
 /// Far more than any manifest of ours has.
 pub(super) const MAX_MANIFEST_BYTES: usize = 1 << 20;
@@ -27,8 +30,10 @@ const SILENT_NETWORK: &str = "silent-network";
 const MOUNTS: &str = "mounts";
 const MOUNTS_PORT: &str = "mounts-port";
 pub(super) const COMMANDS: &str = "commands";
-const KNOWN_FEATURES: [&str; 7] = [
+const DISPLAY: &str = "display";
+const KNOWN_FEATURES: [&str; 8] = [
     COMMANDS,
+    DISPLAY,
     MEMORY_LAYERS,
     MEMORY_STREAM,
     SILENT_NETWORK,
@@ -84,6 +89,9 @@ pub struct Settings {
     pub ports: Vec<PublishedPort>,
     pub memory_mode: Option<String>,
     pub auto_checkpoint: Option<u32>,
+    /// The size of the screen, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<DisplaySize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -203,8 +211,10 @@ impl SnapshotManifest {
     /// The features that its content asks of a reader, sorted.
     pub(crate) fn features(&self) -> Vec<String> {
         let points = (!self.mounts.is_empty()).then_some(MOUNTS);
+        let display = self.settings.display.map(|_| DISPLAY);
         let Some(memory) = &self.memory else {
-            return points.into_iter().map(str::to_owned).collect();
+            let features = display.into_iter().chain(points);
+            return features.map(str::to_owned).collect();
         };
         let kind = match memory.kind {
             MemoryKind::Layers => MEMORY_LAYERS,
@@ -216,6 +226,7 @@ impl SnapshotManifest {
         let mounts = memory.machine.mounts_port.then_some(MOUNTS_PORT);
         commands
             .into_iter()
+            .chain(display)
             .chain([kind])
             .chain(points)
             .chain(mounts)

@@ -119,7 +119,12 @@ fn check_mounts(mounts: &[MountPoint]) -> Checked {
     Ok(())
 }
 
-fn check_machine(machine: &MachineRecord) -> Checked {
+fn check_machine(machine: &MachineRecord, settings: &Settings) -> Checked {
+    require(
+        machine.display == settings.display,
+        "memory.machine.display",
+        "it must be that of the settings",
+    )?;
     let texts = [
         &machine.machine_type,
         &machine.cpu,
@@ -226,7 +231,7 @@ fn check_memory(manifest: &SnapshotManifest, memory: &SnapshotMemory) -> Checked
         "memory.machine",
         "it is of another architecture",
     )?;
-    check_machine(&memory.machine)?;
+    check_machine(&memory.machine, &manifest.settings)?;
     check_outputs(memory)
 }
 

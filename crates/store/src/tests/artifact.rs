@@ -205,6 +205,7 @@ fn settings(memory_bytes: u64) -> Settings {
         network: Network::Isolated,
         accel: AccelChoice::Auto,
         cpu: None,
+        display: None,
         qemu_args: Vec::new(),
         ports: Vec::new(),
         memory_mode: None,

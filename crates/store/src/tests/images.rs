@@ -8,8 +8,9 @@ use super::snapshots::{fresh, saved};
 use super::{capture, ground, grounded, publish_kernel, record, small_disk, warm_record};
 use crate::disk::Chain;
 use crate::{
-    Arch, Digest, Error, ExecDefaults, GarbageKind, Image, ImageSpec, Init, KernelFormat,
-    KernelSpec, Name, Named, RemovedImage, Silent, StateKind, Store, UsageKind, WarmOf, WarmRecord,
+    Arch, Digest, DisplaySize, Error, ExecDefaults, GarbageKind, Image, ImageSpec, Init,
+    KernelFormat, KernelSpec, Name, Named, RemovedImage, Silent, StateKind, Store, UsageKind,
+    WarmOf, WarmRecord,
 };
 
 fn name(text: &str) -> Name {
@@ -136,12 +137,18 @@ fn one_content_has_one_schema_and_no_unknown_fields() {
             "{refused}"
         );
     }
-    let later = GOLDEN_IMAGE.replace("\"schema\":1", "\"schema\":4");
+    let shown = GOLDEN_IMAGE.replace(
+        "\"cmd\":[\"/bin/sh\"],",
+        "\"cmd\":[\"/bin/sh\"],\"display\":\"1280x800\",",
+    );
+    let shown = read_image(&store, &shown.replace(&schema(1), &schema(4))).unwrap();
+    assert_eq!(shown.record.defaults.display, Some(DisplaySize::DEFAULT));
+    let later = GOLDEN_IMAGE.replace("\"schema\":1", "\"schema\":5");
     assert!(matches!(
         read_image(&store, &later),
         Err(Error::NewerSchema {
-            found: 4,
-            known: 3,
+            found: 5,
+            known: 4,
             ..
         })
     ));

@@ -51,6 +51,7 @@ fn record(name: &str) -> SandboxRecord {
         batch: None,
         labels: BTreeMap::new(),
         expiry: None,
+        display: None,
     }
 }
 
@@ -96,6 +97,7 @@ fn machine() -> MachineRecord {
         tsc_khz: None,
         silent_network: false,
         mounts_port: false,
+        display: None,
     }
 }
 
