@@ -12,7 +12,8 @@ use sandtree_proto::frame::{
 use sandtree_proto::message::{decode_item, encode_item, from_bytes, to_frame};
 use sandtree_proto::{
     AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HostHello,
-    HostMessage, Identity, Network, Open, Outcome, Outgoing, Reply, Request, Stat, TermSize,
+    HostMessage, Identity, Network, Open, Outcome, Outgoing, Reply, Request, ScreenInput,
+    ScreenRequest, ScreenState, Stat, TermSize,
 };
 use sandtree_store::artifact::{
     BLOCK, Input, MAX_MEMBER_BYTES, MAX_PIECES, Member, Reader, SparseMap, Writer,
@@ -394,6 +395,13 @@ fn agent_messages() -> Vec<Vec<u8>> {
         modified_ns: -4,
         target: b"x".to_vec(),
     };
+    let screen = ScreenState {
+        width: 1280,
+        height: 800,
+        x: 1,
+        y: 2,
+        session: true,
+    };
     [
         AgentMessage::Hello(AgentHello {
             version: 1,
@@ -413,10 +421,30 @@ fn agent_messages() -> Vec<Vec<u8>> {
             id: 1,
             reply: Err(failure),
         },
+        AgentMessage::Reply {
+            id: 1,
+            reply: Ok(Reply::Screen(screen)),
+        },
     ]
     .iter()
     .map(payload)
     .collect()
+}
+
+fn screen_inputs() -> Vec<ScreenInput> {
+    vec![
+        ScreenInput::Key {
+            keysym: 0xffe3,
+            down: true,
+        },
+        ScreenInput::Text("ä🙂".into()),
+        ScreenInput::Move { x: 300, y: 2 },
+        ScreenInput::Button {
+            number: 1,
+            down: true,
+        },
+        ScreenInput::Pause { ms: 300 },
+    ]
 }
 
 fn host_messages() -> Vec<Vec<u8>> {
@@ -462,6 +490,22 @@ fn host_messages() -> Vec<Vec<u8>> {
         HostMessage::Request {
             id: 1,
             request: Request::Configure(identity),
+        },
+        HostMessage::Open {
+            channel: 1,
+            window: 9,
+            open: Open::WriteClipboard,
+        },
+        HostMessage::Request {
+            id: 1,
+            request: Request::Screen(ScreenRequest::Input(screen_inputs())),
+        },
+        HostMessage::Request {
+            id: 1,
+            request: Request::Screen(ScreenRequest::SetSize {
+                width: 1280,
+                height: 800,
+            }),
         },
     ]
     .iter()

@@ -27,6 +27,7 @@ mod network;
 mod open;
 mod output;
 mod role;
+mod screen;
 mod serve;
 mod sparse;
 mod sys;

@@ -9,6 +9,7 @@
 pub mod frame;
 pub mod message;
 pub mod mount;
+pub mod screen;
 pub mod stream;
 mod version;
 
@@ -19,6 +20,7 @@ pub use message::{
     MountStart, Network, Open, Outcome, Rebirth, Reply, Request, Stat, TermSize, WatchChange,
     WatchEvent, WatchScope,
 };
+pub use screen::{ScreenInput, ScreenRequest, ScreenState};
 pub use stream::{Outgoing, StreamError};
 pub use version::{VERSION_MAX, VERSION_MIN};
 

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::frame::{Frame, MAX_PAYLOAD};
+use crate::screen::{ScreenRequest, ScreenState};
 use crate::version::{VERSION_MAX, VERSION_MIN};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,6 +185,12 @@ pub enum Open {
         offset: u64,
         length: u64,
     },
+    /// The text of the screen's clipboard on `Out`, in UTF-8, then `Outcome::Done`. From version 8
+    /// on.
+    ReadClipboard,
+    /// The bytes of `In`, which are UTF-8, become the screen's clipboard when the stream has ended.
+    /// From version 8 on.
+    WriteClipboard,
 }
 
 /// The longest label of a command, in bytes.
@@ -193,6 +200,7 @@ impl Open {
     /// The lowest version of the protocol that knows it.
     pub fn version(&self) -> u16 {
         match self {
+            Open::ReadClipboard | Open::WriteClipboard => 8,
             Open::DetachedAs { .. } | Open::ReadFrom { .. } => 7,
             Open::Watch { .. } => 6,
             _ => 1,
@@ -416,6 +424,8 @@ pub enum Request {
         /// Names without the prefix.
         attributes: Vec<Attribute>,
     },
+    /// To the guest's X server. From version 8 on.
+    Screen(ScreenRequest),
 }
 
 /// An extended attribute: its name, without the prefix that was asked for, and its value.
@@ -432,6 +442,7 @@ impl Request {
             Request::Mount(_) | Request::Unmount(_) => 5,
             Request::SetOwner { .. } => 6,
             Request::Attributes { .. } | Request::SetAttributes { .. } => 6,
+            Request::Screen(_) => 8,
             _ => 1,
         }
     }
@@ -529,6 +540,7 @@ pub enum Reply {
         unix_time_ns: u64,
     },
     Attributes(Vec<Attribute>),
+    Screen(ScreenState),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -627,6 +639,7 @@ pub fn decode_item<T: DeserializeOwned>(bytes: &mut Vec<u8>) -> Result<Option<T>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::screen::ScreenInput;
 
     fn hex<M: Serialize>(message: &M) -> String {
         postcard::to_stdvec(message)
@@ -866,15 +879,73 @@ mod tests {
     }
 
     #[test]
+    fn golden_screens() {
+        let request = |id, request| {
+            hex(&HostMessage::Request {
+                id,
+                request: Request::Screen(request),
+            })
+        };
+        assert_eq!(request(11, ScreenRequest::Look), "060b1500");
+        let inputs = vec![
+            ScreenInput::Key {
+                keysym: 0xffe3,
+                down: true,
+            },
+            ScreenInput::Text("a".into()),
+            ScreenInput::Move { x: 300, y: 1 },
+            ScreenInput::Button {
+                number: 1,
+                down: false,
+            },
+            ScreenInput::Pause { ms: 300 },
+        ];
+        assert_eq!(
+            request(12, ScreenRequest::Input(inputs)),
+            "060c15010500e3ff0301".to_owned() + "010161" + "02ac0201" + "030100" + "04ac02"
+        );
+        let size = ScreenRequest::SetSize {
+            width: 300,
+            height: 200,
+        };
+        assert_eq!(request(13, size), "060d1502ac02c801");
+        let state = ScreenState {
+            width: 300,
+            height: 200,
+            x: 1,
+            y: 2,
+            session: true,
+        };
+        let reply = AgentMessage::Reply {
+            id: 11,
+            reply: Ok(Reply::Screen(state)),
+        };
+        assert_eq!(hex(&reply), "030b0007ac02c801010201");
+    }
+
+    #[test]
+    fn golden_clipboards() {
+        let opened = |open| {
+            hex(&HostMessage::Open {
+                channel: 1,
+                window: 4096,
+                open,
+            })
+        };
+        assert_eq!(opened(Open::ReadClipboard), "010180200d");
+        assert_eq!(opened(Open::WriteClipboard), "010180200e");
+    }
+
+    #[test]
     fn versions_agree_on_the_highest_both_know() {
         let hello = |version_min, version_max| HostHello {
             version_min,
             version_max,
         };
-        assert_eq!(hello(1, 9).agreed(), 7);
+        assert_eq!(hello(1, 99).agreed(), 8);
         assert_eq!(hello(1, 2).agreed(), 2);
         assert_eq!(hello(1, 1).agreed(), 1);
-        assert_eq!(hello(8, 9).agreed(), 0);
+        assert_eq!(hello(9, 10).agreed(), 0);
         assert_eq!(hello(0, 0).agreed(), 0);
     }
 

@@ -3,6 +3,7 @@
 //! Each takes some 15 ms under emulation, so the boot waits only for the modules that the root disk
 //! needs. It opens the others before the initramfs is removed, and a thread loads them.
 
+use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
@@ -12,6 +13,13 @@ use rustix::io::Errno;
 use super::settle::Latch;
 use crate::console;
 use crate::failure::{reason, tolerate};
+
+/// Parameters by the file of their module. The kernel passes its command line only to built-in
+/// modules; for others, the program that loads them has to.
+const PARAMETERS: [(&str, &CStr); 1] = [
+    // The text console would have a frame buffer on the screen, and every state would contain it.
+    ("drm_kms_helper.ko", c"fbdev_emulation=0"),
+];
 
 /// Modules that are not loaded yet, in their order.
 #[derive(Debug, Default)]
@@ -49,13 +57,30 @@ impl Rest {
 
 /// A failed module is reported and skipped; the feature that needs it reports its own failure.
 fn load_one(name: &str, file: &File) {
-    match rustix::system::finit_module(file, c"", 0) {
+    match rustix::system::finit_module(file, parameters(name), 0) {
         // It is loaded already, or built in.
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => complain(name, &error.into()),
     }
 }
 
+fn parameters(name: &str) -> &'static CStr {
+    let found = PARAMETERS.iter().find(|(file, _)| *file == name);
+    found.map_or(c"", |(_, parameters)| parameters)
+}
+
 fn complain(name: &str, error: &io::Error) {
     console::say(format_args!("cannot load module {name}: {}", reason(error)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_console_of_a_screen_gets_a_parameter() {
+        assert_eq!(parameters("drm_kms_helper.ko"), c"fbdev_emulation=0");
+        assert_eq!(parameters("drm.ko"), c"");
+        assert_eq!(parameters("virtio_blk.ko"), c"");
+    }
 }

@@ -240,6 +240,16 @@ impl Agent {
             Open::Watch { path: at, scope } => self.begin_output(number, window, move |out| {
                 watch::watch(path(&at), scope, out)
             }),
+            Open::ReadClipboard => {
+                let screen = self.screen.clone();
+                self.begin_output(number, window, move |out| screen.send_clipboard(out))
+            }
+            Open::WriteClipboard => {
+                let screen = self.screen.clone();
+                self.begin_input(number, window, move |input, cancel| {
+                    screen.receive_clipboard(input, cancel)
+                })
+            }
             Open::Detached(_)
             | Open::DetachedAs { .. }
             | Open::Attach { .. }
@@ -379,6 +389,12 @@ impl Agent {
             Request::Mount(start) => self.mount(id, start).err().map(Err),
             Request::Unmount(end) => self.unmount(id, end).err().map(Err),
             Request::Boot(_) => Some(Err(refusal(Errno::ALREADY, "the guest has booted"))),
+            Request::Screen(request) => {
+                let to_loop = self.workers.to_loop();
+                let generation = self.link.generation();
+                self.screen.request(request, id, generation, to_loop);
+                None
+            }
             other => self.delegate(id, other).err().map(Err),
         };
         if let Some(reply) = answered {
@@ -409,6 +425,7 @@ impl Agent {
     /// costs an emulated processor more than all the other steps.
     fn on_restored(&mut self, id: u32, rebirth: Rebirth) -> Option<Result<Reply, Failure>> {
         let is_guest = self.refuse_guestless("restore").is_ok();
+        self.screen.restored();
         if is_guest && self.means.is_at_hand(&rebirth) && self.has_no_hooks() {
             let assumed = self.means.assume_again(&rebirth);
             return Some(assumed.map(|()| Reply::Restored { hooks: Vec::new() }));
@@ -573,6 +590,7 @@ impl Agent {
                 | Request::Boot(_)
                 | Request::Mount(_)
                 | Request::Unmount(_)
+                | Request::Screen(_)
                 | Request::Clock { .. } => unreachable!("answered before"),
             })
     }

@@ -32,6 +32,7 @@ use crate::init::{Hold, Settling};
 use crate::link::Link;
 use crate::mounts::Mounts;
 use crate::role::Role;
+use crate::screen::Screen;
 use crate::sys;
 use crate::workers::{Finished, Start, Workers};
 
@@ -101,6 +102,7 @@ pub struct Agent {
     workers: Workers,
     freezer: Arc<Freezer>,
     mounts: Arc<Mounts>,
+    screen: Screen,
     means: Arc<Means>,
     /// Threads that wait for children of their own, because only the loop reaps children.
     exit_waiters: Vec<Sender<ChildExit>>,
@@ -146,6 +148,7 @@ impl Agent {
             workers: Workers::new()?,
             freezer: Arc::default(),
             mounts: Arc::default(),
+            screen: Screen::new()?,
             exit_waiters: Vec::new(),
             signals,
             families: Vec::new(),
@@ -163,6 +166,7 @@ impl Agent {
             self.tick();
             self.settle();
             let unsent = self.send();
+            self.screen.release_if_due();
             if let Some(end) = self.end() {
                 return Ok(end);
             }

@@ -1,0 +1,38 @@
+//! Keysyms: X's names for what keys produce.
+
+pub const RETURN: u32 = 0xff0d;
+pub const TAB: u32 = 0xff09;
+pub const SHIFT_LEFT: u32 = 0xffe1;
+pub const SHIFT_RIGHT: u32 = 0xffe2;
+pub const CAPS_LOCK: u32 = 0xffe5;
+/// AltGr.
+pub const LEVEL3_SHIFT: u32 = 0xfe03;
+/// A key code without a meaning.
+pub const NONE: u32 = 0;
+/// Keysyms of Unicode characters are the code point above this.
+const UNICODE: u32 = 0x0100_0000;
+
+/// The keysym that types a character: that of Latin-1 is the character itself.
+pub fn of(character: char) -> u32 {
+    match character {
+        '\n' => RETURN,
+        '\t' => TAB,
+        ' '..='~' | '\u{a0}'..='\u{ff}' => character.into(),
+        _ => UNICODE + u32::from(character),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latin_1_is_itself_and_the_rest_is_unicode() {
+        assert_eq!(of('a'), 0x61);
+        assert_eq!(of('ü'), 0xfc);
+        assert_eq!(of('\n'), RETURN);
+        assert_eq!(of('€'), 0x0100_20ac);
+        assert_eq!(of('П'), 0x0100_041f);
+        assert_eq!(of('🙂'), 0x0101_f642);
+    }
+}
