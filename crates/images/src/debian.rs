@@ -76,6 +76,7 @@ pub(crate) struct Additions {
     pub packages: Vec<String>,
     pub nodes: Vec<Node>,
     pub disk_bytes: Option<u64>,
+    pub kernel: KernelChoice,
 }
 
 /// Debian with these packages in addition to its own, without a name.
@@ -93,7 +94,7 @@ pub(crate) fn build_with(
     additions: &Additions,
     defaults: ExecDefaults,
 ) -> Result<Image> {
-    let kernel = bundle::find_or_make(job, &KernelChoice::Cloud)?;
+    let kernel = bundle::find_or_make(job, &additions.kernel)?;
     let mut image = NewImage::begin(job.store)?;
     bootstrap(job, &additions.packages, &mut image)?;
     put_all(&mut image.builder, &nodes())?;

@@ -1,12 +1,12 @@
 //! Recipes that are part of this program: files of the directory `recipes`, embedded.
 //!
-//! Always: such a recipe begins from Debian, and has packages and files and no other steps, so that
-//! no machine is needed to make its image. Its files are text and belong to root. It is also an
-//! ordinary recipe: a copy of its directory builds the same content.
+//! Always: such a recipe begins from Debian or from another embedded recipe, and has packages and
+//! files and no other steps, so that no machine is needed to make its image. Its files are text and
+//! belong to root. It is also an ordinary recipe: a copy of its directory builds the same content.
 
 use std::path::Path;
 
-use sandtree_store::{Digest, Image};
+use sandtree_store::{Digest, ExecDefaults, Image};
 
 use crate::debian::{self, Additions};
 use crate::error::Result;
@@ -27,6 +27,12 @@ pub(crate) struct Embedded {
     files: &'static [(&'static str, &'static str)],
 }
 
+/// What a recipe and those below it add to Debian.
+struct OverDebian {
+    additions: Additions,
+    defaults: ExecDefaults,
+}
+
 /// A file of an embedded recipe, by its name in the recipe's directory.
 macro_rules! embed {
     ($name:literal: $($file:literal),* $(,)?) => {
@@ -38,12 +44,31 @@ macro_rules! embed {
     };
 }
 
-static ALL: &[Embedded] = &[embed!("code-interpreter-v1":
-    "server.py",
-    "kernel.py",
-    "charts.py",
-    "python.json",
-)];
+static ALL: &[Embedded] = &[
+    embed!("code-interpreter-v1":
+        "server.py",
+        "kernel.py",
+        "charts.py",
+        "python.json",
+    ),
+    embed!("desktop":
+        "desktop",
+        "desktop-ready",
+        "keep-name",
+        "hosts",
+        "xorg.conf",
+        "xfce4-session.xml",
+        "xfwm4.xml",
+        "xfce4-panel.xml",
+        "xfce4-desktop.xml",
+        "xsettings.xml",
+        "policies.json",
+    ),
+    embed!("browser":
+        "firefox.desktop",
+        "start.html",
+    ),
+];
 
 /// The embedded recipe of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Embedded> {
@@ -51,9 +76,12 @@ pub(crate) fn find(name: &str) -> Option<&'static Embedded> {
 }
 
 impl Embedded {
-    /// A number that changes with the recipe and its files.
+    /// A number that changes with the recipe and its files, and with those of its base.
     pub fn version(&self) -> u32 {
         let mut all = self.recipe.to_owned();
+        if let Some(base) = self.base() {
+            all.push_str(&format!("\0{}", base.version()));
+        }
         for (name, content) in self.files {
             all.push_str(&format!("\0{name}\0{content}"));
         }
@@ -63,14 +91,43 @@ impl Embedded {
 
     /// Makes the image, without a name.
     pub fn build(&self, job: &mut Job<'_>) -> Result<Image> {
-        let recipe = self.parsed()?;
-        let additions = Additions {
-            nodes: recipe.files.iter().map(|file| self.node(file)).collect(),
-            disk_bytes: recipe.size.map(|Size(bytes)| bytes),
-            packages: recipe.packages.clone(),
-        };
-        let defaults = recipe.defaults_over(&debian::defaults());
+        let OverDebian {
+            additions,
+            defaults,
+        } = self.over_debian()?;
         debian::build_with(job, &additions, defaults)
+    }
+
+    fn over_debian(&self) -> Result<OverDebian> {
+        let recipe = self.parsed()?;
+        let base = match self.base() {
+            Some(base) => base.over_debian()?,
+            None => OverDebian {
+                additions: Additions::default(),
+                defaults: debian::defaults(),
+            },
+        };
+        let defaults = recipe.defaults_over(&base.defaults);
+        let mut additions = base.additions;
+        let nodes = recipe.files.iter().map(|file| self.node(file));
+        additions.nodes.extend(nodes);
+        additions.packages.extend(recipe.packages);
+        additions.disk_bytes = recipe
+            .size
+            .map(|Size(bytes)| bytes)
+            .or(additions.disk_bytes);
+        if let Some(kernel) = recipe.kernel {
+            additions.kernel = kernel.into();
+        }
+        Ok(OverDebian {
+            additions,
+            defaults,
+        })
+    }
+
+    /// The embedded recipe that this one begins from. `None`: it begins from Debian.
+    fn base(&self) -> Option<&'static Self> {
+        find(&self.parsed().ok()?.from)
     }
 
     fn parsed(&self) -> Result<Recipe> {
@@ -96,15 +153,21 @@ impl Embedded {
 
 #[cfg(test)]
 mod tests {
+    use sandtree_store::DisplaySize;
+
     use super::*;
+    use crate::recipe::Kernel;
+    use crate::spec::KernelChoice;
 
     #[test]
     fn embedded_recipes_need_no_machine_and_have_their_files() {
-        for embedded in ALL {
+        for (index, embedded) in ALL.iter().enumerate() {
             let recipe = embedded.parsed().unwrap();
             assert_eq!(recipe.name.as_deref(), Some(embedded.name));
-            assert_eq!(recipe.from, "debian");
-            assert!(recipe.run.is_empty() && recipe.kernel.is_none() && recipe.init.is_none());
+            let base = ALL.iter().position(|other| other.name == recipe.from);
+            assert!(recipe.from == "debian" || base.is_some_and(|base| base < index));
+            assert!(recipe.run.is_empty() && recipe.init.is_none());
+            assert!(matches!(recipe.kernel, None | Some(Kernel::Kind(_))));
             assert!(recipe.room.is_none() && recipe.network.is_none() && !recipe.host_ca);
             assert_eq!(recipe.files.len(), embedded.files.len());
             for file in &recipe.files {
@@ -112,6 +175,28 @@ mod tests {
                 assert!(!embedded.content(file).is_empty());
             }
         }
+    }
+
+    #[test]
+    fn a_browser_is_a_desktop_with_more() {
+        let over = |name| find(name).unwrap().over_debian().unwrap();
+        let desktop = over("desktop");
+        let browser = over("browser");
+        for made in [&desktop, &browser] {
+            assert_eq!(made.additions.kernel, KernelChoice::Full);
+            assert_eq!(made.defaults.display, Some(DisplaySize::DEFAULT));
+            assert!(made.additions.disk_bytes.is_some());
+        }
+        assert_eq!(desktop.defaults.start, browser.defaults.start);
+        assert_ne!(desktop.defaults.ready, browser.defaults.ready);
+        let paths = |made: &OverDebian| {
+            let nodes = made.additions.nodes.iter();
+            nodes.map(|node| node.path.clone()).collect::<Vec<_>>()
+        };
+        assert!(paths(&browser).starts_with(&paths(&desktop)));
+        let packages = &browser.additions.packages;
+        assert!(packages.starts_with(&desktop.additions.packages));
+        assert!(packages.len() > desktop.additions.packages.len());
     }
 
     #[test]

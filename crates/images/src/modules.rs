@@ -20,7 +20,8 @@ pub(crate) const NEEDED: &[&str] = &[
     "pvpanic_pci",
     "overlay",
 ];
-/// For Debian's full kernel, which has less built in and may have a screen.
+/// For Debian's full kernel, which has less built in and may have a screen. Programs read keyboard
+/// and pointer by `evdev`, and can add such devices by `uinput`.
 pub(crate) const FULL: &[&str] = &[
     "crc32c_generic",
     "ext4",
@@ -31,6 +32,8 @@ pub(crate) const FULL: &[&str] = &[
     "overlay",
     "virtio_gpu",
     "virtio_input",
+    "evdev",
+    "uinput",
 ];
 /// For a kernel of the user's own: the modules that no guest can do without.
 pub(crate) const LEAST: &[&str] = &[

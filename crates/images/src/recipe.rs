@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sandtree_store::{ExecDefaults, Init, Network, Ready};
+use sandtree_store::{DisplaySize, ExecDefaults, Init, Network, Ready};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, io_error};
@@ -66,6 +66,8 @@ pub struct Recipe {
     pub start: Option<String>,
     /// A check that each boot repeats until it succeeds. Empty: no boot waits.
     pub ready: Option<Check>,
+    /// The size of the screen that sandboxes get. `None`: that of the base, which may have none.
+    pub display: Option<DisplaySize>,
     pub init: Option<Init>,
     /// The size of the disk that sandboxes get.
     pub size: Option<Size>,
@@ -294,6 +296,7 @@ impl Recipe {
             cmd: None,
             start: None,
             ready: None,
+            display: None,
             init: None,
             size: None,
             kernel: None,
@@ -363,6 +366,10 @@ impl Recipe {
             return refused(format!("{key:?} is not the name of a variable"));
         }
         self.check_service()?;
+        if self.display.is_some() && self.kernel == Some(Kernel::Kind(KernelKind::Cloud)) {
+            let what = "the kernel \"cloud\" has no driver for a display: use kernel = \"full\"";
+            return refused(what.to_owned());
+        }
         if self.host_ca && self.packages.is_empty() && self.files.is_empty() && self.run.is_empty()
         {
             return refused("host_ca is for steps, and there are none".to_owned());
@@ -413,6 +420,7 @@ impl Recipe {
                 (None, Some(_)) => None,
                 (None, None) => base.ready.clone(),
             },
+            display: self.display.or(base.display),
         }
     }
 }
@@ -518,6 +526,12 @@ mod tests {
                 "name of a variable",
             ),
             ("from = \"a\"\nkernel = \"fast\"", "kernel"),
+            ("from = \"a\"\ndisplay = \"big\"", "WIDTHxHEIGHT"),
+            ("from = \"a\"\ndisplay = \"99999x99999\"", "2560x1600"),
+            (
+                "from = \"a\"\ndisplay = \"800x600\"\nkernel = \"cloud\"",
+                "use kernel = \"full\"",
+            ),
             ("from = \"a\"\nstart = \"a\\u0000\"", "for a shell"),
             (
                 "from = \"a\"\nready = { command = \"true\", timeout = 3601 }",
@@ -566,6 +580,34 @@ mod tests {
         assert_eq!(other.start.as_deref(), Some("d"));
         assert_eq!(other.ready, None);
         assert!(!over("start = \"\"", &base).has_service());
+    }
+
+    #[test]
+    fn an_image_has_the_display_of_its_recipe_or_of_its_base() {
+        let over = |text: &str, base: &ExecDefaults| {
+            let recipe = parse(&format!("from = \"a\"\n{text}")).unwrap();
+            recipe.defaults_over(base).display
+        };
+        let none = ExecDefaults::default();
+        assert_eq!(over("", &none), None);
+        assert_eq!(
+            over("display = \"1280x800\"", &none),
+            Some(DisplaySize::DEFAULT)
+        );
+        let base = ExecDefaults {
+            display: Some(DisplaySize::DEFAULT),
+            ..none
+        };
+        assert_eq!(over("", &base), base.display);
+        let small = DisplaySize::new(640, 480).unwrap();
+        assert_eq!(over("display = \"640x480\"", &base), Some(small));
+    }
+
+    #[test]
+    fn a_desktop_has_an_hour_at_most_to_become_ready() {
+        let recipe = parse("from = \"a\"\nready = { command = \"b\", timeout = 3600 }").unwrap();
+        let ready = recipe.defaults_over(&ExecDefaults::default()).ready;
+        assert_eq!(ready.unwrap().timeout_ms, 3_600_000);
     }
 
     #[test]
