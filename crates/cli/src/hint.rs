@@ -34,6 +34,16 @@ fn by_code(code: Code, report: &Report) -> Option<String> {
         }
         Code::SandboxNameTaken => "choose another --name, or remove the other with `sandtree rm`",
         Code::NameTaken => name_taken(report),
+        Code::ScreensUnsupported => {
+            "install QEMU's display devices (Debian: apt-get install qemu-system-common)"
+        }
+        Code::NoDisplay => {
+            "create it with --display 1280x800, or from an image with a screen such as desktop"
+        }
+        Code::NoXServer => {
+            "start one in the guest, or use the image desktop; `sandtree view` works without one"
+        }
+        Code::ScreenTimeout => "wait longer with --timeout; a blinking cursor is a change, too",
         Code::NoMount => "`sandtree mount ls SANDBOX` lists its mounts",
         Code::MountTaken => "choose another path, or `sandtree unmount` it first",
         Code::ApplyConflicts => {

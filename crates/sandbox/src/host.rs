@@ -173,6 +173,8 @@ pub struct QemuFound {
     pub own_uid: bool,
     /// Why QEMU sees all of the file system that its user does.
     pub landlock_refused: Option<String>,
+    /// Why sandboxes cannot have a screen.
+    pub screens_refused: Option<String>,
     /// Features that are off in emulated processors because this QEMU computes them wrongly.
     pub miscomputed: Vec<String>,
 }
@@ -193,6 +195,7 @@ fn found(engine: &Engine, jail: Jail) -> QemuFound {
             "tcg".into()
         },
         kvm_refused,
+        screens_refused: engine.check_screens().err().map(|error| error.to_string()),
         disk_aio: verdicts.aio.name().into(),
         io_uring_refused: verdicts.aio_reason.clone(),
         memory_mode: modes.mode.to_string(),

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
-use sandtree_store::{Ended, Expiry, Network, Phase, PublishedPort, SandboxDir, StateRecord};
+use sandtree_store::{
+    DisplaySize, Ended, Expiry, Network, Phase, PublishedPort, SandboxDir, StateRecord,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::degradation::Degradation;
@@ -41,6 +43,9 @@ pub struct SandboxInfo {
     pub memory_mode: Option<String>,
     pub auto_checkpoint: Option<u32>,
     pub cpu: Option<String>,
+    /// The size of the screen that it was created with, if it has one.
+    #[serde(default)]
+    pub display: Option<DisplaySize>,
     /// Whether the guest's flushes reach the host's disk.
     pub durable: bool,
     /// What it is saved as when it stops.
@@ -95,6 +100,7 @@ impl SandboxInfo {
             memory_mode: record.memory_mode.clone(),
             auto_checkpoint: record.auto_checkpoint,
             cpu: record.cpu.clone(),
+            display: record.display,
             durable: record.durable,
             save_on_stop: record
                 .save_on_stop

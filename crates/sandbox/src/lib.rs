@@ -42,6 +42,7 @@ mod config;
 mod console;
 mod create;
 mod degradation;
+mod display;
 mod documents;
 mod driver;
 mod error;
@@ -100,6 +101,7 @@ pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, No
 pub use config::{HostConfig, MachineUser, RunIn, Spares};
 pub use create::{Prepared, WarmInfo};
 pub use degradation::Degradation;
+pub use display::{Button, Display, Password, Place, ScreenInfo, Screenshot};
 pub use documents::{NewArchive, Work};
 pub use error::{
     Arguments, Code, Error, ErrorKind, MachinePart, NameHolder, Report, Result, Setting, StateUser,
@@ -129,9 +131,9 @@ pub use sandtree_proto::{
     DirEntry, FileKind, Metrics, Stat, TermSize, WatchChange, WatchEvent, WatchScope,
 };
 pub use sandtree_store::{
-    AccelChoice, Arch, Consistency, Ended, ExecDefaults, Expiry, ExpiryAction, Init, KeyLimits,
-    MountAccess, Network, PublishedPort, SaveOnStop, SaveTarget, Scope, Shelf, StateKind, Verified,
-    rename_noreplace,
+    AccelChoice, Arch, Consistency, DisplaySize, Ended, ExecDefaults, Expiry, ExpiryAction, Init,
+    KeyLimits, MountAccess, Network, PublishedPort, SaveOnStop, SaveTarget, Scope, Shelf,
+    StateKind, Verified, rename_noreplace,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
 pub use snapshots::{

@@ -12,9 +12,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use sandtree_engine::Picture;
 use sandtree_store::Consistency;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
 
 use crate::degradation::Degradation;
 use crate::mounts::{InUse, MountSpec};
@@ -138,6 +140,30 @@ pub(crate) struct Applied {
 pub(crate) struct Expire {
     /// From now on; `None`: it does not expire.
     pub after_ms: Option<u64>,
+}
+
+/// Takes a picture of the screen.
+#[derive(Debug)]
+pub(crate) struct TakePicture {}
+
+impl Ask for TakePicture {
+    type Answer = Picture;
+
+    fn verb(&self) -> Verb {
+        Verb::Use
+    }
+}
+
+/// Connects a viewer to the screen.
+#[derive(Debug)]
+pub(crate) struct OpenView {}
+
+impl Ask for OpenView {
+    type Answer = UnixStream;
+
+    fn verb(&self) -> Verb {
+        Verb::Use
+    }
 }
 
 /// What a state is wanted for.

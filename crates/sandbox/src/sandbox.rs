@@ -14,8 +14,9 @@ use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use sandtree_engine::Picture;
 use sandtree_store::{Phase, SandboxDir, SandboxRecord, StateRecord};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::blocking::in_place;
@@ -33,8 +34,8 @@ use crate::keeper::{self, Connection, Keeper, Sample, Stats, Task};
 use crate::lend::Loan;
 use crate::mounts::{InUse, MountInfo, MountSpec, SERVED_WITHIN, ServedMount};
 use crate::order::{
-    Anywhere, AtRest, Expire, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Unmount,
-    Wanted, as_ms,
+    Anywhere, AtRest, Expire, Kill, OpenView, Pause, Remove, Resume, Start, Stop, TakeCheckpoint,
+    TakePicture, Unmount, Wanted, as_ms,
 };
 use crate::spec::check_expiry;
 use crate::states::{
@@ -269,6 +270,33 @@ impl Sandbox {
             Route::Keeper(connection) => connection.mounts().await,
             Route::Nowhere(_) => Ok(Vec::new()),
         }
+    }
+
+    /// What its screen shows.
+    pub(crate) fn picture(&self) -> Boxed<'_, Result<Picture>> {
+        Box::pin(async move {
+            match self.route().await? {
+                Route::Here(local) => local.ask(TakePicture {}).await,
+                Route::Keeper(connection) => connection.picture().await,
+                Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
+            }
+        })
+    }
+
+    /// A viewer's connection to the machine that runs now.
+    pub(crate) fn open_view(&self) -> Boxed<'_, Result<UnixStream>> {
+        Box::pin(async move {
+            match self.route().await? {
+                Route::Here(local) => local.ask(OpenView {}).await,
+                Route::Keeper(connection) => connection.view().await,
+                Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
+            }
+        })
+    }
+
+    /// The record of what was asked for.
+    pub(crate) fn record(&self) -> &SandboxRecord {
+        &self.record
     }
 
     /// What the sandbox uses.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use sandtree_images::is_bundle;
 use sandtree_store::{
-    AccelChoice, Arch, Expiry, ImageRecord, Network, PublishedPort, SaveOnStop, Settings,
-    check_labels,
+    AccelChoice, Arch, DisplaySize, Expiry, ImageRecord, Network, PublishedPort, SaveOnStop,
+    Settings, check_labels,
 };
 use serde::{Deserialize, Serialize};
 
@@ -44,9 +44,9 @@ pub struct SandboxSpec {
     pub snapshot: Option<String>,
     /// `None`: the id serves as the name.
     pub name: Option<String>,
-    /// `None`: 512 MiB.
+    /// `None`: 512 MiB, and 2 GiB with a screen.
     pub memory_bytes: Option<u64>,
-    /// `None`: 1.
+    /// `None`: 1, and 2 with a screen.
     pub cpus: Option<u32>,
     /// `None`: the image's size. The file system grows to the disk's size at the first start.
     pub disk_bytes: Option<u64>,
@@ -105,6 +105,9 @@ pub struct SandboxSpec {
     /// What happens after the sandbox has run for some time. `None`: it runs until it is ended.
     #[serde(default)]
     pub expiry: Option<Expiry>,
+    /// The size of the screen. `None`: that of the image, which may have none.
+    #[serde(default)]
+    pub display: Option<DisplaySize>,
 }
 
 impl SandboxSpec {
@@ -139,6 +142,7 @@ impl SandboxSpec {
             env: BTreeMap::new(),
             labels: BTreeMap::new(),
             expiry: None,
+            display: None,
         }
     }
 
@@ -238,9 +242,15 @@ impl SandboxSpec {
 
     /// The settings of a sandbox from an image: those of this specification, or the defaults.
     pub(crate) fn settings(&self, image: &ImageRecord) -> Settings {
+        let display = self.display.or(image.defaults.display);
+        let (memory_mib, cpus) = match display {
+            None => (512, 1),
+            Some(_) => (2048, 2),
+        };
         Settings {
-            memory_bytes: self.memory_bytes.unwrap_or(512 * MIB),
-            cpus: self.cpus.unwrap_or(1),
+            memory_bytes: self.memory_bytes.unwrap_or(memory_mib * MIB),
+            cpus: self.cpus.unwrap_or(cpus),
+            display,
             disk_bytes: self
                 .disk_bytes
                 .or(image.disk_bytes)
@@ -264,6 +274,7 @@ impl SandboxSpec {
             network: self.network.unwrap_or(saved.network),
             accel: self.accel.unwrap_or(saved.accel),
             cpu: self.cpu.clone().or(saved.cpu.clone()),
+            display: self.display.or(saved.display),
             // They reach into the host, so a snapshot's arguments are not used.
             qemu_args: self.qemu_args.clone(),
             ports: if self.publish.is_empty() {

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use sandtree::{AccelChoice, Arch, Network, SandboxSpec};
+use sandtree::{AccelChoice, Arch, DisplaySize, Network, SandboxSpec};
 
 use super::values::{duration, size};
 
 /// The machine: everything on which its warm image depends.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Shape {
-    /// Memory size of the guest [default: 512M, or the snapshot's]
+    /// Memory size of the guest [default: 512M, with a screen 2G, or the snapshot's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Number of processors of the guest [default: 1, or the snapshot's]
+    /// Number of processors of the guest [default: 1, with a screen 2, or the snapshot's]
     #[arg(long, value_name = "N")]
     pub cpus: Option<u32>,
     /// none: no network device; isolated: a device that reaches nothing; full: NAT through the host
@@ -35,6 +35,9 @@ pub struct Shape {
     /// Time limit for the boot [default: 180s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub boot_timeout: Option<Duration>,
+    /// Give the guest a screen of this size, with keyboard and mouse [default: that of the image]
+    #[arg(long, value_name = "WIDTHxHEIGHT")]
+    pub display: Option<DisplaySize>,
     /// Additional argument for QEMU (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub qemu_arg: Vec<String>,
@@ -52,6 +55,7 @@ impl Shape {
             cpu: self.cpu.clone(),
             nested: self.nested,
             boot_timeout: self.boot_timeout,
+            display: self.display,
             qemu_args: self.qemu_arg.clone(),
             ..spec
         }

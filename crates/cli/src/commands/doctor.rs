@@ -79,6 +79,15 @@ fn debian(mmdebstrap: Option<&PathBuf>) -> String {
     }
 }
 
+fn screens(qemu: &QemuFound) -> String {
+    match &qemu.screens_refused {
+        None => "work".into(),
+        Some(reason) => {
+            format!("{reason} (Debian: apt-get install qemu-system-common)")
+        }
+    }
+}
+
 fn describe_qemu(qemu: &QemuFound) {
     let because = |choice: &str, reason: &Option<String>, other: &str| match reason {
         Some(reason) => format!("{choice} ({other} cannot be used: {reason})"),
@@ -114,6 +123,7 @@ fn describe_qemu(qemu: &QemuFound) {
         ),
         ("memory", memory),
         ("jail", jail),
+        ("screens", screens(qemu)),
     ];
     if qemu.accelerator == "kvm" {
         fields.push(("kvm tested", KVM_TESTED.into()));

@@ -121,6 +121,11 @@ fn fields(inspected: Inspected) -> Vec<(&'static str, String)> {
         ),
         ("durable", if info.durable { "yes" } else { "no" }.into()),
         ("cpu model", text(&info.cpu)),
+        (
+            "display",
+            info.display
+                .map_or_else(|| "-".into(), |size| size.to_string()),
+        ),
         ("saved on stop as", text(&info.save_on_stop)),
         ("not saved", text(&info.save_failed)),
         ("degraded", unless_empty(degraded)),

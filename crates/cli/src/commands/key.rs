@@ -1,21 +1,39 @@
-//! `sandtree key`: manages the keys of the HTTP server.
+//! `sandtree key`: presses keys of a sandbox's keyboard, and manages the keys of the HTTP server.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use sandtree::{KeyLimits, Scope};
+use sandtree::{Display, Host, KeyLimits, Scope};
 use serde_json::json;
 
 use super::{Outcome, open};
-use crate::args::{Global, size};
+use crate::args::{Global, duration, sandbox_ref, size};
 use crate::show;
 
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct KeyArgs {
+    #[command(subcommand)]
+    pub manage: Option<KeyCommand>,
+    /// Name or id of the sandbox
+    #[arg(required = true, value_parser = sandbox_ref)]
+    pub sandbox: Option<String>,
+    /// Keys that are pressed together, such as ctrl+l, alt+F4 or enter; several follow each other
+    #[arg(required = true, value_name = "KEYS")]
+    pub chords: Vec<String>,
+    /// Time between press and release, at most 10s
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub hold: Option<Duration>,
+}
+
+/// The keys of the HTTP server.
 #[derive(Debug, clap::Subcommand)]
 pub enum KeyCommand {
-    /// Create a key and print it; it is not shown again
+    /// Create a key of the HTTP server and print it; it is not shown again
     Create(CreateArgs),
-    /// List keys
+    /// List the keys of the HTTP server
     Ls,
-    /// Remove keys; they are refused from then on
+    /// Remove keys of the HTTP server; they are refused from then on
     Rm(RmArgs),
 }
 
@@ -57,8 +75,25 @@ fn scope(text: &str) -> Result<Scope, String> {
     found.ok_or_else(|| "use sandboxes, host-files or registries".into())
 }
 
-pub async fn run(global: &Global, what: KeyCommand) -> Outcome {
+pub async fn run(global: &Global, args: KeyArgs) -> Outcome {
     let host = open(global).await?;
+    match args.manage {
+        Some(what) => manage(global, &host, what),
+        None => {
+            let sandbox = args.sandbox.expect("it is required without a subcommand");
+            let display = host.sandbox(&sandbox)?.display()?;
+            args.chords
+                .iter()
+                .try_for_each(|chord| Display::check_keys(chord))?;
+            for chord in &args.chords {
+                display.press(chord, args.hold).await?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn manage(global: &Global, host: &Host, what: KeyCommand) -> Outcome {
     match what {
         KeyCommand::Create(args) => {
             let limits = KeyLimits {

@@ -6,6 +6,7 @@ mod checkpoint;
 mod completion;
 mod cp;
 mod diff;
+mod display;
 mod doctor;
 mod exec;
 mod expire;
@@ -13,6 +14,7 @@ mod fork;
 mod forward;
 mod gc;
 mod image;
+mod input;
 mod inspect;
 mod keeper;
 mod key;
@@ -30,6 +32,7 @@ mod revert;
 mod rm;
 mod run;
 mod save;
+mod screenshot;
 mod serve;
 mod session;
 mod shell;
@@ -37,6 +40,7 @@ mod snapshot;
 mod start;
 mod stats;
 mod stop;
+mod view;
 mod watch;
 
 use std::path::PathBuf;
@@ -92,6 +96,18 @@ pub enum Command {
     Watch(watch::WatchArgs),
     /// Forward ports of the host to a sandbox until Ctrl-C
     Forward(forward::ForwardArgs),
+    /// Save what a sandbox's screen shows as a PNG file
+    Screenshot(screenshot::ScreenshotArgs),
+    /// Type a text with a sandbox's keyboard
+    Type(input::TypeArgs),
+    /// Move and click a sandbox's mouse
+    Mouse(input::MouseArgs),
+    /// Read or set the clipboard of a sandbox with a screen
+    Clipboard(display::ClipboardArgs),
+    /// Show or change the size of a sandbox's screen
+    Display(display::DisplayArgs),
+    /// Serve a sandbox's screen to VNC clients until Ctrl-C
+    View(view::ViewArgs),
     /// Mount directories of the host in a running sandbox
     Mount(mount::MountArgs),
     /// Unmount directories of the host
@@ -144,11 +160,8 @@ pub enum Command {
     Push(push::PushArgs),
     /// Serve E2B's and CubeSandbox's API over HTTP until Ctrl-C
     Serve(serve::ServeArgs),
-    /// Manage the keys of the HTTP server
-    Key {
-        #[command(subcommand)]
-        what: key::KeyCommand,
-    },
+    /// Press keys of a sandbox's keyboard, or manage the keys of the HTTP server
+    Key(key::KeyArgs),
     /// Show the disk usage of the store
     Df,
     /// Remove unused files from the store
@@ -180,6 +193,12 @@ pub async fn run(args: Args) -> Outcome {
         Command::Stats(args) => interruptible(stats::run(global, args)).await,
         Command::Watch(args) => interruptible(watch::run(global, args)).await,
         Command::Forward(args) => interruptible(forward::run(global, args)).await,
+        Command::Screenshot(args) => interruptible(screenshot::run(global, args)).await,
+        Command::Type(args) => interruptible(input::type_text(global, args)).await,
+        Command::Mouse(args) => interruptible(input::mouse(global, args)).await,
+        Command::Clipboard(args) => interruptible(display::clipboard(global, args)).await,
+        Command::Display(args) => interruptible(display::run(global, args)).await,
+        Command::View(args) => interruptible(view::run(global, args)).await,
         Command::Mount(args) => interruptible(mount::run(global, args)).await,
         Command::Unmount(args) => interruptible(mount::unmount(global, args)).await,
         Command::Changes(args) => interruptible(changes::run(global, args)).await,
@@ -188,7 +207,7 @@ pub async fn run(args: Args) -> Outcome {
         Command::Kill(args) => interruptible(kill::run(global, args)).await,
         Command::Start(args) => interruptible(start::run(global, args)).await,
         Command::Expire(args) => interruptible(expire::run(global, args)).await,
-        Command::Key { what } => interruptible(key::run(global, what)).await,
+        Command::Key(args) => interruptible(key::run(global, args)).await,
         Command::Rm(args) => interruptible(rm::run(global, args)).await,
         Command::Checkpoint(args) => interruptible(checkpoint::run(global, args)).await,
         Command::Revert(args) => interruptible(revert::run(global, args)).await,

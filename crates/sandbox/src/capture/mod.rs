@@ -13,7 +13,6 @@
 //! and pages whose tracking was re-armed are carried into the next capture. An overlay that QEMU
 //! has switched to stays: it is part of the chain, not of the state.
 
-mod devices;
 mod disk;
 mod held;
 mod stop;
@@ -34,6 +33,7 @@ use crate::degradation::Degradation;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
 use crate::inner::Inner;
+use crate::machine::devices::{self, Packing};
 use crate::machine::ground::{Covers, NewLayer};
 use crate::machine::layers::{check_overlay, read_layer};
 use crate::machine::running::Running;
@@ -525,7 +525,8 @@ impl Capture<'_> {
 
     async fn write_devices(&self, path: &Path, devices: Vec<u8>) -> Result<()> {
         let target = path.to_owned();
-        let written = blocking(move || devices::write(&target, &devices)).await;
+        let packing = Packing::of(&self.running.record);
+        let written = blocking(move || devices::write(&target, &devices, packing)).await;
         written.map_err(|e| Error::io("write", path, e))
     }
 }

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_store::{
-    BatchId, Damaged, DamagedLayer, Digest, HostDirectories, Image, MemoryState, MountAccess,
-    MountPoint, Name, Network, Owned, PublishedPort, SandboxId, SandboxRecord, Settings, Snapshot,
-    SnapshotManifest, StateSource,
+    BatchId, Damaged, DamagedLayer, Digest, HostDirectories, Image, MemoryState, ModuleRecord,
+    MountAccess, MountPoint, Name, Network, Owned, PublishedPort, SandboxId, SandboxRecord,
+    Settings, Snapshot, SnapshotManifest, StateSource,
 };
 use serde::{Deserialize, Serialize};
 
@@ -123,6 +123,7 @@ async fn from_image(
         Some(own) => host.with_kernel(&image, own).await?,
     };
     let settings = spec.settings(&image.record);
+    check_screen(host, spec, &image)?;
     check_resources(host, settings.memory_bytes)?;
     host.reach(Step::Resources, None)?;
     let ports = listen(&settings.ports).await?;
@@ -182,6 +183,22 @@ async fn from_snapshot(
     notes.extend(origin.withheld(spec, &manifest.settings));
     running.degraded.append(&mut notes);
     Ok((unfinished, ready(host, spec, running, &ports).await?))
+}
+
+/// Refuses a screen that the image's kernel would leave dark. A kernel of the user's own may have
+/// the driver built in.
+fn check_screen(host: &Inner, spec: &SandboxSpec, image: &Image) -> Result<()> {
+    let (Some(size), None) = (spec.display, &spec.kernel) else {
+        return Ok(());
+    };
+    let kernel = host.store.kernel(&image.record.kernel);
+    let modules = kernel.map_err(store_error("read a kernel"))?.record.modules;
+    let has_driver = |module: &ModuleRecord| module.file.starts_with("virtio-gpu");
+    if modules.is_empty() || modules.iter().any(has_driver) {
+        return Ok(());
+    }
+    let rule = "the image's kernel has no driver for it; kernel = \"full\" in a recipe has one";
+    Err(Error::invalid("display", size, rule))
 }
 
 /// Names the directories of this host that a snapshot's mounts are. A snapshot names none: it may
@@ -721,6 +738,7 @@ fn record(
         memory_bytes: settings.memory_bytes,
         cpus: settings.cpus,
         cpu: settings.cpu,
+        display: settings.display,
         disk_bytes: settings.disk_bytes,
         network: settings.network,
         accel: settings.accel,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use sandtree_images::{self as images, ImportSpec};
 use sandtree_store::{
-    self as store, Image, MachineRecord, Named, Network, Settings, SnapshotManifest, Target,
+    self as store, DisplaySize, Image, MachineRecord, Named, Network, Settings, SnapshotManifest,
+    Target,
 };
 
 use crate::blocking::{blocking, may_block};
@@ -180,6 +181,8 @@ pub(crate) fn check_as_saved(
 ) -> Result<()> {
     let text = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+    let size =
+        |display: Option<DisplaySize>| display.map_or("none".to_owned(), |size| size.to_string());
     let same = [
         (
             Setting::Memory,
@@ -201,6 +204,7 @@ pub(crate) fn check_as_saved(
             saved.cpu.clone().unwrap_or_default(),
             asked.cpu.clone().unwrap_or_default(),
         ),
+        (Setting::Display, size(machine.display), size(asked.display)),
         (
             Setting::QemuArguments,
             machine.qemu_args.join(" "),

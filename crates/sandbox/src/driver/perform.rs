@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
+use sandtree_engine::{Machine, Picture};
 use sandtree_store::Phase;
+use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::{Driver, Existence, Perform};
 use crate::boxed::Boxed;
-use crate::error::Result;
+use crate::error::{Error, Result, engine_error};
 use crate::machine::mounts;
 use crate::mounts::MountSpec;
 use crate::order::{
-    Applied, Ask, Expire, GiveBack, Kill, LentState, Pause, Remove, Resume, Start, Stop,
-    TakeCheckpoint, Unmount, Wanted,
+    Applied, Ask, Expire, GiveBack, Kill, LentState, OpenView, Pause, Remove, Resume, Start, Stop,
+    TakeCheckpoint, TakePicture, Unmount, Wanted,
 };
 use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 use crate::verb::Verb;
@@ -126,6 +128,24 @@ impl Perform for Expire {
     }
 }
 
+impl Perform for TakePicture {
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<Picture>> {
+        Box::pin(async move {
+            let taken = driver.machine_with_screen()?.picture().await;
+            taken.map_err(engine_error("take a picture of the screen"))
+        })
+    }
+}
+
+impl Perform for OpenView {
+    fn perform(self, driver: &mut Driver) -> Boxed<'_, Result<UnixStream>> {
+        Box::pin(async move {
+            let opened = driver.machine_with_screen()?.view().await;
+            opened.map_err(engine_error("connect a viewer"))
+        })
+    }
+}
+
 /// Makes a new sandbox exist for others. Only the process that creates it sends this.
 #[derive(Debug)]
 pub(crate) struct Commit {}
@@ -151,6 +171,14 @@ impl Perform for Commit {
 }
 
 impl Driver {
+    fn machine_with_screen(&self) -> Result<&Machine> {
+        let running = self.running.as_ref().expect("only what runs is used");
+        match running.record.display {
+            Some(_) => Ok(&running.machine),
+            None => Err(Error::NoDisplay { name: self.name() }),
+        }
+    }
+
     async fn mount(&mut self, spec: &MountSpec) -> Result<()> {
         let running = self.running.as_ref().expect("only what runs is used");
         mounts::mount(self.owned(), running, spec).await?;

@@ -89,6 +89,8 @@ codes! {
         NoState = "no_state",
         NoStep = "no_step",
         NoMount = "no_mount",
+        NoDisplay = "no_display",
+        NoXServer = "no_x_server",
         NoKey = "no_key",
         NoImage = "no_image",
         NoSnapshot = "no_snapshot",
@@ -159,6 +161,7 @@ codes! {
         LinkVersion = "link_version",
         QemuTooOld = "qemu_too_old",
         AcceleratorUnusable = "accelerator_unusable",
+        ScreensUnsupported = "screens_unsupported",
         NewerStore = "newer_store",
         OlderStore = "older_store",
         NewerRecord = "newer_record",
@@ -185,6 +188,7 @@ codes! {
     Timeout:
         BootTimeout = "boot_timeout",
         GuestTimeout = "guest_timeout",
+        ScreenTimeout = "screen_timeout",
         QemuTimeout = "qemu_timeout",
         QemuNotEnded = "qemu_not_ended";
     Guest:

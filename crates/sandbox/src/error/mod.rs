@@ -157,6 +157,12 @@ pub enum Error {
     NoState { name: String, state: String },
     #[error("the tag {tag} is taken in sandbox {name}")]
     TagTaken { name: String, tag: String },
+    #[error("sandbox {name} has no screen")]
+    NoDisplay { name: String },
+    #[error("the guest of sandbox {name} has no X server, which keys, mouse and clipboard need")]
+    NoXServer { name: String },
+    #[error("the screen did not {what} within {} s", after.as_secs_f64())]
+    ScreenTimeout { what: &'static str, after: Duration },
     #[error("sandbox {name} has no mount at {path}")]
     NoMount { name: String, path: String },
     #[error("sandbox {name} has a mount at {path} already")]

@@ -13,6 +13,7 @@ pub enum Setting {
     Cpus,
     Network,
     Processor,
+    Display,
     QemuArguments,
 }
 
@@ -23,6 +24,7 @@ impl Setting {
             Self::Cpus => "cpus",
             Self::Network => "network",
             Self::Processor => "processor",
+            Self::Display => "display",
             Self::QemuArguments => "qemu_arguments",
         }
     }
@@ -35,6 +37,7 @@ impl fmt::Display for Setting {
             Self::Cpus => "number of cpus",
             Self::Network => "network",
             Self::Processor => "processor",
+            Self::Display => "size of the screen",
             Self::QemuArguments => "arguments of QEMU",
         })
     }

@@ -97,6 +97,7 @@ facts! { engine::Error:
     Self::UnknownCpu { model, version, known } =>
         code!(UnknownCpu, model, version: version.to_string(), known),
     Self::CpuLacks { features } => code!(LackingProcessor, features),
+    Self::NoScreens { reason } => code!(ScreensUnsupported, reason),
     Self::Spec { detail } => code!(InvalidMachine, rule: detail),
     Self::Unreadable { file, uid } => code!(UnreadableByMachine, file, uid),
     Self::Jail { step, .. } => code!(JailFailed, step: step.to_string()),

@@ -208,6 +208,12 @@ fn own_errors() -> Vec<Error> {
             name: text(),
             tag: text(),
         },
+        Error::NoDisplay { name: text() },
+        Error::NoXServer { name: text() },
+        Error::ScreenTimeout {
+            what: "change",
+            after: Duration::from_secs(1),
+        },
         Error::NoMount {
             name: text(),
             path: text(),
@@ -411,6 +417,7 @@ fn foreign_errors() -> Vec<Error> {
             accel: engine::Accel::Kvm,
             reason: text(),
         }),
+        by_engine(engine::Error::NoScreens { reason: text() }),
         by_engine(engine::Error::Spec { detail: text() }),
         by_engine(engine::Error::Unreadable {
             file: "kernel",

@@ -30,6 +30,7 @@ fn record() -> SandboxRecord {
         batch: None,
         labels: BTreeMap::new(),
         expiry: None,
+        display: None,
         ports: Vec::new(),
         created_at_unix_ms: 1,
         auto_remove: false,

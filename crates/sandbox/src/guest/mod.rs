@@ -7,6 +7,7 @@ mod defaults;
 mod exec;
 mod files;
 mod forward;
+mod screen;
 mod tree;
 mod watch;
 

@@ -6,7 +6,7 @@ use sandtree_proto::frame::{Frame, StreamId};
 use sandtree_proto::message::MessageError;
 use sandtree_proto::{
     AgentMessage, ExecStart, Failure, HostMessage, HubFailure, Open, Outcome, Outgoing, Request,
-    message,
+    ScreenRequest, message,
 };
 use tokio::net::UnixStream;
 
@@ -519,6 +519,7 @@ fn changes_the_guest(request: &Request) -> bool {
         | Request::SetOwner { .. }
         | Request::SetAttributes { .. }
         | Request::Shutdown { .. } => true,
+        Request::Screen(request) => *request != ScreenRequest::Look,
         Request::Ping
         | Request::Stat { .. }
         | Request::Attributes { .. }

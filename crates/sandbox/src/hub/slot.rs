@@ -58,9 +58,10 @@ impl Kind {
             | Open::ListDir { .. }
             | Open::TarOut { .. }
             | Open::Watch { .. }
+            | Open::ReadClipboard
             | Open::Discard { .. }
             | Open::Attach { .. } => Self::Read,
-            Open::WriteFile { .. } | Open::TarIn { .. } => Self::Write,
+            Open::WriteFile { .. } | Open::TarIn { .. } | Open::WriteClipboard => Self::Write,
             Open::Connect { .. } => Self::Connect,
         }
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sandtree_engine::Picture;
 use sandtree_store::SandboxDir;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,7 +22,7 @@ use tokio::time::{Instant, sleep};
 use super::samples::Sample;
 use super::serve::short_path;
 use super::stats::Stats;
-use super::wire::{self, Answer, Call, Hello, PROTOCOL};
+use super::wire::{self, Answer, Call, Hello, PROTOCOL, PictureSize};
 use crate::blocking::blocking;
 use crate::boxed::Boxed;
 use crate::error::{Error, Result, unreachable_guest};
@@ -176,6 +177,24 @@ impl Connection {
 
     pub async fn mounts(mut self) -> Result<Vec<ServedMount>> {
         self.call(&Call::Mounts).await
+    }
+
+    pub async fn picture(mut self) -> Result<Picture> {
+        let size: PictureSize = self.call(&Call::Picture).await?;
+        let silent = |source| self.keeper.silent(source);
+        let bytes = size.bytes().ok_or(io::ErrorKind::InvalidData);
+        let mut rgb = vec![0; bytes.map_err(|kind| silent(kind.into()))?];
+        self.stream.read_exact(&mut rgb).await.map_err(silent)?;
+        Ok(Picture {
+            width: size.width,
+            height: size.height,
+            rgb,
+        })
+    }
+
+    pub async fn view(mut self) -> Result<UnixStream> {
+        self.call::<()>(&Call::View).await?;
+        Ok(self.stream)
     }
 
     pub async fn watch(mut self) -> Result<StateWatch> {

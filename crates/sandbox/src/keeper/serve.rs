@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use sandtree_store::Phase;
 use serde::Serialize;
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
@@ -19,7 +19,9 @@ use tokio::task::JoinSet;
 use super::requests::{Carried, Requests};
 use super::samples::Samples;
 use super::stats::stats;
-use super::wire::{self, Answer, Call, Hello, Mission, News, PROTOCOL, Ready, Task, Word};
+use super::wire::{
+    self, Answer, Call, Hello, Mission, News, PROTOCOL, PictureSize, Ready, Task, Word,
+};
 use crate::blocking::may_block;
 use crate::boxed::Boxed;
 use crate::cause::Cause;
@@ -31,7 +33,7 @@ use crate::files::remove_if_there;
 use crate::host::Host;
 use crate::hub::{ExecEntry, Hub};
 use crate::mounts::ServedMount;
-use crate::order::{GiveBack, Kill, Order, Pause, Remove, Stop, Wanted};
+use crate::order::{GiveBack, Kill, OpenView, Order, Pause, Remove, Stop, TakePicture, Wanted};
 use crate::status::StateWatch;
 
 /// How long a client may take to send its request.
@@ -700,6 +702,8 @@ impl Desk {
                 let mounts = mounts(sandbox).await;
                 wire::write(&mut stream, &reported(mounts.as_ref())).await
             }
+            Call::Picture => picture(sandbox, stream).await,
+            Call::View => view(sandbox, stream).await,
             Call::Order(Order::Lend(wanted)) => self.lend(wanted, stream, cause).await,
             // Only the connection of a loan can end the loan.
             Call::Order(Order::GiveBack(given)) => {
@@ -745,6 +749,34 @@ async fn watch(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
         };
     }
     Ok(())
+}
+
+/// Sends the size of a picture of the screen, and its pixels.
+async fn picture(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
+    let picture = sandbox.ask(TakePicture {}).await;
+    let size = picture.as_ref().map(|picture| PictureSize {
+        width: picture.width,
+        height: picture.height,
+    });
+    wire::write(&mut stream, &reported(size)).await?;
+    match picture {
+        Ok(picture) => stream.write_all(&picture.rgb).await,
+        Err(_) => Ok(()),
+    }
+}
+
+/// Connects a viewer with the machine, until either ends.
+async fn view(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
+    let view = sandbox.ask(OpenView {}).await;
+    wire::write(&mut stream, &reported(view.as_ref().map(drop))).await?;
+    let Ok(mut view) = view else { return Ok(()) };
+    let mut watch = sandbox.watch();
+    // A viewer that reads nothing does not notice the end of the machine.
+    let rests = async { while watch.now().is_live() && watch.changed().await.is_some() {} };
+    tokio::select! {
+        copied = copy_bidirectional(&mut stream, &mut view) => copied.map(drop),
+        () = rests => Ok(()),
+    }
 }
 
 /// Waits until no client waits for a paused sandbox to continue.

@@ -22,7 +22,7 @@ use crate::spec::SandboxSpec;
 pub const PROTOCOL: u32 = 3;
 
 /// The features added within this version. A client that needs a feature looks for it in the hello.
-pub const FEATURES: [&str; 4] = ["batch", "own", "samples", "watch"];
+pub const FEATURES: [&str; 5] = ["batch", "own", "samples", "screen", "watch"];
 
 /// Listed in the hello of a keeper that stays when its sandbox rests, because the sandbox has an
 /// owner.
@@ -99,8 +99,30 @@ pub(crate) enum Call {
     Execs,
     /// Its mounts, as their server sees them.
     Mounts,
+    /// A picture of the screen: its size, then red, green and blue of each pixel.
+    Picture,
+    /// From the answer on, the keeper's end speaks RFB, until the machine ends.
+    View,
     /// A verb. What is lent is lent for as long as the connection stays open.
     Order(Order),
+}
+
+/// The size of a picture, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PictureSize {
+    pub width: u32,
+    pub height: u32,
+}
+
+impl PictureSize {
+    /// How many bytes a picture of this size has. `None`: more than a picture may have.
+    pub fn bytes(self) -> Option<usize> {
+        const MOST: u64 = 64 << 20;
+        let bytes = u64::from(self.width)
+            .checked_mul(self.height.into())?
+            .checked_mul(3)?;
+        (1..=MOST).contains(&bytes).then_some(bytes as usize)
+    }
 }
 
 /// What a keeper is started for.
@@ -314,6 +336,8 @@ mod tests {
         assert_golden("samples", &Call::Samples);
         assert_golden("execs", &Call::Execs);
         assert_golden("mounts", &Call::Mounts);
+        assert_golden("picture", &Call::Picture);
+        assert_golden("view", &Call::View);
         assert_golden(
             "stop",
             &order(Stop {

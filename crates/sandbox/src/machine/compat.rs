@@ -88,6 +88,7 @@ pub(crate) async fn for_state(
         tsc_khz: then.tsc_khz.or(here.tsc_khz),
         silent_network: then.silent_network,
         mounts_port: then.mounts_port,
+        display: then.display,
         ..here
     };
     Ok(Fit {

@@ -4,6 +4,7 @@
 pub(crate) mod boot;
 pub(crate) mod clock;
 pub(crate) mod compat;
+pub(crate) mod devices;
 pub(crate) mod ending;
 pub(crate) mod ground;
 pub(crate) mod identity;

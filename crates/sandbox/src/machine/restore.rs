@@ -31,6 +31,7 @@ use tracing::{Instrument, debug_span};
 use super::boot;
 use super::clock::Telling;
 use super::compat::{self, Fit};
+use super::devices::{self, Packing};
 use super::ground::Ground;
 use super::identity::{self, Belongs};
 use super::layers::{check_overlay, read_layer};
@@ -251,7 +252,7 @@ pub(crate) async fn load(loading: Loading<'_>, state: Checked) -> Result<Loaded>
         accel,
         other_tsc,
     } = compat::for_state(host, owned.record(), source.manifest()).await?;
-    let devices = open(&source.devices())?;
+    let devices = open_devices(&source, &record).await?;
     let starting = Starting {
         host,
         engine,
@@ -298,6 +299,22 @@ pub(crate) async fn load(loading: Loading<'_>, state: Checked) -> Result<Loaded>
         other_tsc,
         loading: began.elapsed(),
     })
+}
+
+/// The state of the devices, as QEMU reads it.
+async fn open_devices(source: &StateSource, machine: &MachineRecord) -> Result<File> {
+    let path = source.devices();
+    let file = open(&path)?;
+    let packing = match source.manifest().memory {
+        MemoryState::Layers { .. } => Packing::of(machine),
+        // QEMU's own stream.
+        _ => Packing::Sparse,
+    };
+    if packing == Packing::Sparse {
+        return Ok(file);
+    }
+    let unpacked = blocking(move || devices::unpacked(file)).await;
+    unpacked.map_err(|e| Error::io("read", path, e))
 }
 
 /// Loads everything that is not in layers.

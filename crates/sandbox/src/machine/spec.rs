@@ -7,10 +7,10 @@ use std::path::Path;
 use rustix::fs::MemfdFlags;
 use sandtree_engine::{
     self as engine, Accel, Announce, CpuChoice, DiskChain, Engine, Flushes, Limits, MachineSpec,
-    Memory, Nesting, NetworkMode, Ports, Preload, Start,
+    Memory, Nesting, NetworkMode, Ports, Preload, Screen, Start,
 };
 use sandtree_store::{
-    AccelChoice, Init, LayerId, MachineRecord, Network, SandboxDir, SandboxRecord,
+    AccelChoice, DisplaySize, Init, LayerId, MachineRecord, Network, SandboxDir, SandboxRecord,
 };
 
 use crate::error::{Error, Result, engine_error, store_error};
@@ -103,6 +103,7 @@ pub(crate) fn machine_spec(
         network: network(shape.machine.network, record.network),
         announce: announce(shape.machine),
         ports: ports(shape.machine),
+        display: shape.machine.display.map(screen),
         extra_args: record.qemu_args.clone(),
         jail: host.jail(Some(&record.id)),
         limits: limits(record),
@@ -159,6 +160,13 @@ fn ports(machine: &MachineRecord) -> Ports {
     }
 }
 
+fn screen(size: DisplaySize) -> Screen {
+    Screen {
+        width: size.width(),
+        height: size.height(),
+    }
+}
+
 /// The machine a sandbox gets here when it boots.
 pub(crate) async fn machine_record(
     host: &Inner,
@@ -166,6 +174,10 @@ pub(crate) async fn machine_record(
     accel: Accel,
 ) -> Result<MachineRecord> {
     let engine = host.engine().await?;
+    if record.display.is_some() {
+        let checked = engine.check_screens();
+        checked.map_err(engine_error("give the sandbox a screen"))?;
+    }
     let nesting = if record.nested {
         Nesting::On
     } else {
@@ -193,6 +205,7 @@ pub(crate) async fn machine_record(
         tsc_khz: engine.verdicts().tsc_khz.filter(|_| accel == Accel::Tcg),
         silent_network: true,
         mounts_port: true,
+        display: record.display,
     })
 }
 

@@ -8,8 +8,8 @@ use axum::extract::State;
 use hyper::StatusCode;
 use sandtree::image::OwnKernel;
 use sandtree::{
-    AccelChoice, Expiry, MemoryMode, MountSpec, Network, PublishedPort, SandboxInfo, SandboxSpec,
-    SaveOnStop, Scope, is_path, parse_target,
+    AccelChoice, DisplaySize, Expiry, MemoryMode, MountSpec, Network, PublishedPort, SandboxInfo,
+    SandboxSpec, SaveOnStop, Scope, is_path, parse_target,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -38,9 +38,9 @@ pub struct NewSandbox {
     pub snapshot: Option<String>,
     /// Without a name, the id serves as one.
     pub name: Option<String>,
-    /// 512 MiB unless given.
+    /// 512 MiB unless given; with a screen 2 GiB.
     pub memory_bytes: Option<u64>,
-    /// 1 unless given.
+    /// 1 unless given; with a screen 2.
     pub cpus: Option<u32>,
     /// The size of the image unless given; a whole number of MiB.
     pub disk_bytes: Option<u64>,
@@ -52,6 +52,8 @@ pub struct NewSandbox {
     pub nested: bool,
     /// A processor model of QEMU.
     pub cpu: Option<String>,
+    /// The size of the screen, such as `1280x800`; that of the image unless given.
+    pub display: Option<DisplaySize>,
     /// Ports of the guest on the host's 127.0.0.1.
     pub publish: Vec<PublishedPort>,
     /// Further arguments of QEMU. Needs the scope `host-files`.
@@ -174,6 +176,7 @@ fn spec(new: NewSandbox, client: &Client) -> Result<SandboxSpec> {
         accel: new.accel,
         nested: new.nested,
         cpu: new.cpu,
+        display: new.display,
         publish: new.publish,
         qemu_args: new.qemu_args,
         boot_timeout: duration(new.boot_timeout_ms),
