@@ -11,7 +11,7 @@ import sandtree
 PACKAGE = pathlib.Path(sandtree.__file__).parent
 USES = """
 import asyncio
-from sandtree import ExecuteResult, Mount, NetworkMode, Sandbox, StateTree
+from sandtree import ExecuteResult, Mount, NetworkMode, Sandbox, ScreenInfo, Screenshot, StateTree
 from sandtree import sync
 
 
@@ -24,11 +24,19 @@ async def main() -> None:
         async for line in sb.exec("make", "-j2").lines():
             text: str = line
         data: bytes = await sb.files.read("/x")
+        picture: Screenshot = await sb.display.screenshot()
+        png: bytes = picture.png
+        info: ScreenInfo = await sb.display.info()
+        await sb.display.click(info.x, info.y, button="right")
+        await sb.display.press("ctrl+l", hold=0.5)
+        async with sb.display.view() as view:
+            address: tuple[str, int, str] = (view.host, view.port, view.password)
 
 
 def waits() -> None:
     with sync.Sandbox("tiny") as sb:
         result: ExecuteResult = sb.execute("true")
+        shown: Screenshot = sb.display.wait_change(sb.display.screenshot(), timeout=5)
         for line in sb.exec("make").lines():
             text: str = line
 
@@ -40,6 +48,7 @@ from sandtree import Sandbox
 
 Sandbox("tiny", memory=[1])
 Sandbox("tiny", memry="1G")
+Sandbox("tiny").display.screenshot().width
 """
 
 
@@ -57,7 +66,8 @@ def test_uses_of_the_package_are_typed(tool, options, tmp_path):
     assert right.returncode == 0, right.stdout + right.stderr
     wrong = check(tool, *options, tmp_path / "wrong.py")
     assert wrong.returncode != 0
-    assert "wrong.py:4" in wrong.stdout and "wrong.py:5" in wrong.stdout, wrong.stdout
+    for line in (4, 5, 6):
+        assert f"wrong.py:{line}" in wrong.stdout, wrong.stdout
 
 
 def test_the_package_itself_is_typed():

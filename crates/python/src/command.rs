@@ -9,7 +9,6 @@
 
 use std::ffi::OsString;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use pyo3::IntoPyObject;
@@ -17,7 +16,7 @@ use pyo3::prelude::{FromPyObject, Py, PyAny, PyResult, pyclass, pymethods};
 use sandtree::{ByteStream, Error, Exec, ExecSpec, ExitStatus, Lifetime, Result, Stdin, TermSize};
 use tokio::sync::{Mutex, mpsc};
 
-use crate::convert::Blob;
+use crate::convert::{Blob, seconds};
 use crate::runtime::{self, Operation};
 
 /// Pieces of output that wait for a reader.
@@ -43,17 +42,14 @@ pub struct ExecRequest {
 
 impl ExecRequest {
     pub fn spec(self) -> Result<ExecSpec> {
-        let seconds = |seconds: f64| {
-            Duration::try_from_secs_f64(seconds)
-                .map_err(|e| Error::invalid("timeout", seconds, &e.to_string()))
-        };
+        let timeout = self.timeout.map(|value| seconds("timeout", value));
         Ok(ExecSpec {
             env: self.env,
             workdir: self.workdir,
             user: self.user,
             terminal: self.terminal.map(|(rows, cols)| TermSize { rows, cols }),
             stdin: self.stdin,
-            timeout: self.timeout.map(seconds).transpose()?,
+            timeout: timeout.transpose()?,
             lifetime: if self.detached {
                 Lifetime::Detached
             } else {

@@ -1,4 +1,6 @@
-//! Requests and results: JSON, and bytes.
+//! Requests and results: JSON, times, and bytes.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use pyo3::prelude::{Bound, PyResult, Python};
@@ -20,6 +22,12 @@ pub fn json(value: &impl Serialize) -> Result<String> {
 /// Errors that did not fail the whole call, as reports.
 pub fn reports(errors: &[Error]) -> Vec<sandtree::Report> {
     errors.iter().map(Error::report).collect()
+}
+
+/// A time, from a number of seconds.
+pub fn seconds(what: &str, seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|error| Error::invalid(what, seconds, &error.to_string()))
 }
 
 /// Bytes that become an object of Python.

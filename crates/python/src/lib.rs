@@ -13,6 +13,7 @@
 mod command;
 mod config;
 mod convert;
+mod display;
 mod files;
 mod host;
 mod progress;
@@ -21,6 +22,7 @@ mod sandbox;
 #[cfg(debug_assertions)]
 mod stopping;
 mod transfers;
+mod view;
 mod watch;
 
 use pyo3::prelude::{PyModule, PyResult, pyfunction, pymodule};
@@ -50,8 +52,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<host::Host>()?;
     module.add_class::<sandbox::Sandbox>()?;
     module.add_class::<sandbox::Forward>()?;
+    module.add_class::<display::Display>()?;
+    module.add_class::<display::Screenshot>()?;
     module.add_class::<files::Files>()?;
     module.add_class::<command::GuestCommand>()?;
+    module.add_class::<view::View>()?;
     module.add_class::<watch::Watch>()?;
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use pyo3::IntoPyObject;
 use pyo3::prelude::{Py, PyAny, PyResult, pyclass, pymethods};
 use sandtree::{
     ApplyOptions, Error, ExecSpec, Forget, ForkSpec, Goal, InUse, MountSpec, OwnedSandbox, Result,
@@ -18,6 +19,7 @@ use tokio::net::TcpListener;
 
 use crate::command::{Ended, ExecRequest, GuestCommand, ended};
 use crate::convert::{Blob, json, parse, reports};
+use crate::display::Display;
 use crate::files::Files;
 use crate::progress::Meter;
 use crate::runtime::{self, Operation};
@@ -130,6 +132,13 @@ impl Fork {
     }
 }
 
+/// A value of [`Sandbox::display`].
+#[derive(Debug, IntoPyObject)]
+enum Screen {
+    Display(Display),
+    Missing(String),
+}
+
 impl Sandbox {
     pub fn found(sandbox: sandtree::Sandbox) -> Self {
         Self {
@@ -187,6 +196,14 @@ impl Sandbox {
     /// The files of the guest.
     fn files(&self) -> Files {
         Files::new(self.handle())
+    }
+
+    /// The screen, or a report as JSON if the sandbox has none.
+    fn display(&self) -> Screen {
+        match self.sandbox.display() {
+            Ok(display) => Screen::Display(Display::new(display)),
+            Err(error) => Screen::Missing(json(&error.report()).unwrap_or_default()),
+        }
     }
 
     /// Carries out a verb. Request and result are JSON.

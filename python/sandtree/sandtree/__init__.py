@@ -13,6 +13,7 @@
 
 from . import _process
 from ._async._command import Command
+from ._async._display import Display, View
 from ._async._files import Files
 from ._async._host import Host
 from ._async._sandbox import Forward, Sandbox
@@ -25,6 +26,7 @@ from ._errors import (
     CommandNotFound,
     Corrupt,
     DiskFull,
+    DisplayNotFound,
     EngineError,
     Exhausted,
     FileExists,
@@ -53,6 +55,7 @@ from ._errors import (
     WrongState,
 )
 from ._native import __version__
+from ._screen import ScreenInfo, Screenshot
 from ._tree import State, StateTree
 from ._types import (
     Change,
@@ -114,6 +117,8 @@ __all__ = [
     "Degradation",
     "Diff",
     "DiskFull",
+    "Display",
+    "DisplayNotFound",
     "EngineError",
     "ExecuteResult",
     "Exhausted",
@@ -164,6 +169,8 @@ __all__ = [
     "SandtreeError",
     "SandtreeWarning",
     "Saved",
+    "ScreenInfo",
+    "Screenshot",
     "SnapshotInfo",
     "SnapshotNotFound",
     "State",
@@ -175,5 +182,6 @@ __all__ = [
     "Transfer",
     "Unsupported",
     "Verified",
+    "View",
     "WrongState",
 ]

@@ -141,6 +141,10 @@ class MountNotFound(NotFound):
     """The sandbox has no mount at this path."""
 
 
+class DisplayNotFound(NotFound):
+    """The sandbox has no screen."""
+
+
 class FileMissing(NotFound, FileNotFoundError):
     """A file does not exist, on the host or in the guest."""
 
@@ -223,6 +227,7 @@ _CODES: dict[str, type[SandtreeError]] = {
     "not_pulled": ImageNotFound,
     "no_snapshot": SnapshotNotFound,
     "no_mount": MountNotFound,
+    "no_display": DisplayNotFound,
     "no_qemu": QemuNotFound,
     "file_not_found": FileMissing,
     "file_exists": FileExists,

@@ -173,6 +173,7 @@ def create_request(options: Mapping[str, Any]) -> dict[str, Any]:
         "cpus": get("cpus"),
         "disk_bytes": size("disk", get("disk")),
         "network": None if network is None else NetworkMode(network).value,
+        "display": get("display"),
         "accel": get("accel"),
         "nested": bool(get("nested")),
         "cpu": get("cpu"),

@@ -206,6 +206,7 @@ class SandboxInfo:
     cpus: int
     disk_bytes: int
     network: str
+    display: Optional[str]
     ports: tuple[Port, ...]
     auto_remove: bool
     memory_dir: Optional[str]

@@ -7,8 +7,9 @@
 """
 
 from ._sync._command import Command
+from ._sync._display import Display, View
 from ._sync._files import Files
 from ._sync._host import Host
 from ._sync._sandbox import Forward, Sandbox
 
-__all__ = ["Command", "Files", "Forward", "Host", "Sandbox"]
+__all__ = ["Command", "Display", "Files", "Forward", "Host", "Sandbox", "View"]

@@ -24,6 +24,7 @@ class FakeHost:
     def __init__(self, *names: str) -> None:
         self.names = list(names)
         self.imported: list[tuple[str, str]] = []
+        self.kernels: list[str | None] = []
 
     async def image(self, name: str) -> None:
         if name not in self.names:
@@ -32,8 +33,9 @@ class FakeHost:
     async def inspect_snapshot(self, name: str) -> None:
         raise sandtree.SnapshotNotFound(name)
 
-    async def import_image(self, path: Any, *, name: str) -> None:
+    async def import_image(self, path: Any, *, name: str, kernel: str | None = None) -> None:
         self.imported.append((str(path), name))
+        self.kernels.append(kernel)
         self.names.append(name)
 
 
@@ -44,8 +46,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(_store.VARIABLE, raising=False)
 
 
-async def _find(name: str, host: FakeHost) -> str:
-    config = SandboxConfig(image=name)
+async def _find(name: str, host: FakeHost, *, display: bool = False) -> str:
+    config = SandboxConfig(image=name, enable_display=display)
     return (await _store.find_image(config, host)).reference  # type: ignore[arg-type]
 
 
@@ -67,6 +69,14 @@ async def test_the_fallback_warns_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert await _find("ubuntu", FakeHost()) == "debian"
+
+
+async def test_desktops_have_a_desktop() -> None:
+    for name in ("ubuntu-desktop", "alpine-desktop"):
+        with pytest.warns(UserWarning, match=f"there is no image '{name}'; 'desktop' is used"):
+            assert await _find(name, FakeHost()) == "desktop"
+    with pytest.warns(UserWarning, match="'desktop' is used"):
+        assert await _find("ubuntu", FakeHost(), display=True) == "desktop"
 
 
 async def test_an_unknown_name_is_an_error() -> None:
@@ -115,6 +125,9 @@ async def test_a_package_is_imported_once(place: Path, monkeypatch: pytest.Monke
     reference = await _find("special", host)
     assert reference == await _find("quicksand-special", host)
     assert host.imported == [(str(place / "disk.qcow2"), reference)]
+    # A screen needs another kernel.
+    assert await _find("special", host, display=True) == f"{reference}-full"
+    assert host.kernels == [None, "full"]
     assert reference.startswith("quicksand-")
     resolved = ImageResolver().resolve("special")
     assert resolved.name == "quicksand-special" and resolved.chain == [place / "disk.qcow2"]

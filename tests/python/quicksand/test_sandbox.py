@@ -156,7 +156,8 @@ async def test_mounts(sandbox: Sandbox, place: Path) -> None:
         await sandbox.mount("/proc/none/x", "/mnt/x")
 
 
-async def test_the_desktop_says_that_it_is_not_there(sandbox: Sandbox, place: Path) -> None:
+async def test_without_a_display_the_desktop_is_refused(sandbox: Sandbox, place: Path) -> None:
+    assert sandbox.vnc_port is None
     with pytest.raises(RuntimeError, match="Display is not enabled"):
         await sandbox.screenshot(place / "x.png")
     with pytest.raises(RuntimeError, match="not running"):

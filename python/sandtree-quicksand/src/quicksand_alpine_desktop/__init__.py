@@ -1,4 +1,4 @@
-"""Alpine with a desktop. Sandtree has no desktop yet: commands work, keyboard, mouse and screen do not."""
+"""Alpine with a desktop; without its image package, Sandtree's image `desktop`: Debian with Xfce."""
 
 from __future__ import annotations
 

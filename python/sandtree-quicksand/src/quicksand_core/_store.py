@@ -2,10 +2,11 @@
 
     save            its base, then the save is imported on it as an image
     image package   its qcow2 is imported as an image, named after its content
-    other names     an image or snapshot of the store; a mapping; else `debian`, with one warning
+    other names     an image or snapshot of the store; a mapping; else `debian` or `desktop`, and a
+                    warning
 
-Imported files keep nothing but their content: kernel and agent are Sandtree's own. An image that was imported before is
-found again by the digest of its files.
+Imported files keep nothing but their content: kernel and agent are Sandtree's own. A screen needs
+the kernel `full`. An image that was imported before is found again by the digest of its files.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ from .utils.hashing import compute_file_sha256
 
 VARIABLE = "SANDTREE_QUICKSAND_IMAGES"
 """Images for other names: "ubuntu=debian,alpine=my-alpine"."""
-FALLBACK = "debian"
-_BUILT_IN = ("debian", "tiny")
-_PUBLISHED = ("alpine", "alpine-desktop", "ubuntu", "ubuntu-desktop")
-"""Names for which the fallback is used. Any other name is more likely a mistake."""
+_BUILT_IN = ("browser", "debian", "desktop", "tiny")
+SUBSTITUTES = {
+    "alpine": "debian",
+    "alpine-desktop": "desktop",
+    "ubuntu": "debian",
+    "ubuntu-desktop": "desktop",
+}
+"""Images for the names that Quicksand publishes. Any other name is more likely a mistake."""
+_WITH_SCREEN = "desktop"
 _CHUNK_BYTES = 1 << 20
 
 _mapped: dict[str, str] = {}
@@ -86,25 +92,26 @@ def _mapping(name: str) -> str | None:
 
 async def find_image(config: SandboxConfig, host: sandtree.Host) -> Found:
     """The image that a sandbox starts from, imported if necessary."""
+    kernel = "full" if config.enable_display else None
     if _bundle.is_bundle(config.image):
         with _bundle.unpacked(Path(config.image)) as directory:
-            return await _from_save(directory, host)
+            return await _from_save(directory, host, kernel)
     resolver = ImageResolver()
     found = resolver._find_save_dir(config.image)
     if found is not None:
-        return await _from_save(found, host)
+        return await _from_save(found, host, kernel)
     package = resolver.find_package(config.image, arch=config.arch)
     if package is not None:
-        return await _from_package(package, host)
-    return await _from_store(config.image, host)
+        return await _from_package(package, host, kernel)
+    return await _from_store(config, host)
 
 
-async def _from_save(directory: Path, host: sandtree.Host) -> Found:
+async def _from_save(directory: Path, host: sandtree.Host, kernel: str | None) -> Found:
     manifest = saves.validate(directory)
     check_arch(manifest)
     name = manifest.config.image
     rootfs = saves.base_digest(directory)
-    base = await _base_of(name, host, rootfs)
+    base = await _base_of(name, host, rootfs, kernel)
     if base is None:
         raise _no_base(name)
     overlays = saves.overlay_files(directory)
@@ -125,21 +132,23 @@ def _no_base(name: str) -> RuntimeError:
     )
 
 
-async def _base_of(name: str, host: sandtree.Host, rootfs: str | None) -> Found | None:
+async def _base_of(
+    name: str, host: sandtree.Host, rootfs: str | None, kernel: str | None
+) -> Found | None:
     """The base of a save. Without the digest of its disk, only an image of the same name can be the base."""
     package = ImageResolver().find_package(name)
     if package is not None:
-        return replace(await _from_package(package, host), rootfs=rootfs)
+        return replace(await _from_package(package, host, kernel), rootfs=rootfs)
     if rootfs is not None or await _is_in_store(name, host):
         return Found(name, name, rootfs)
     return None
 
 
-async def _from_package(package: ResolvedImage, host: sandtree.Host) -> Found:
+async def _from_package(package: ResolvedImage, host: sandtree.Host, kernel: str | None) -> Found:
     base, *overlays = package.chain
-    reference = f"quicksand-{(await _digest(base))[:40]}"
+    reference = f"quicksand-{(await _digest(base))[:40]}{'-' + kernel if kernel else ''}"
     if not await _is_in_store(reference, host):
-        await host.import_image(base, name=reference)
+        await host.import_image(base, name=reference, kernel=kernel)
     found = Found(package.name, reference)
     if not overlays:
         return found
@@ -190,28 +199,32 @@ def _place(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-async def _from_store(name: str, host: sandtree.Host) -> Found:
+async def _from_store(config: SandboxConfig, host: sandtree.Host) -> Found:
+    name = config.image
     mapped = _mapping(name)
     if await _is_in_store(name, host) or (mapped is None and name in _BUILT_IN):
         return Found(name, name)
     if mapped is not None:
         return Found(name, mapped)
-    if name not in _PUBLISHED:
+    substitute = SUBSTITUTES.get(name)
+    if substitute is None:
         raise RuntimeError(
             f"Image not found: '{name}'\n"
             f"Not a local/global save and no matching entry point.\n"
             f"Install it with: quicksand install {name}"
         )
-    _warn_once(name)
-    return Found(name, FALLBACK, is_substitute=True)
+    if config.enable_display:
+        substitute = _WITH_SCREEN
+    _warn_once(name, substitute)
+    return Found(name, substitute, is_substitute=True)
 
 
-def _warn_once(name: str) -> None:
+def _warn_once(name: str, substitute: str) -> None:
     if name in _warned:
         return
     _warned.add(name)
     warnings.warn(
-        f"there is no image {name!r}; {FALLBACK!r} is used instead. Install the package quicksand-{name}, import an "
+        f"there is no image {name!r}; {substitute!r} is used instead. Install the package quicksand-{name}, import an "
         f"image of that name, or set {VARIABLE}={name}=IMAGE",
         UserWarning,
         stacklevel=2,

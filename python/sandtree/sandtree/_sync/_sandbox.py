@@ -9,7 +9,7 @@ import warnings
 from typing import Any, Iterator, Callable, Mapping, Optional, Sequence, Union
 
 from .. import _native
-from .._errors import WrongState
+from .._errors import WrongState, from_json
 from .._options import (
     PortLike,
     Size,
@@ -47,6 +47,7 @@ from .._types import (
     read,
 )
 from ._command import OUTPUT_LIMIT, Command
+from ._display import Display
 from ._files import Files
 from ._host import Host, default_host
 from ._wait import Guard, Source, Start, Undo, here, run
@@ -64,10 +65,11 @@ class Sandbox:
         image: an image or a snapshot, by name or digest, or the directory of a snapshot
         snapshot: the same, for what must be a snapshot
         name: the name of the sandbox [default: its id]
-        memory: memory of the guest, as "1G" or a number of bytes [default: 512M, or the snapshot's]
-        cpus: number of processors of the guest [default: 1, or the snapshot's]
+        memory: memory of the guest, as "1G" or a number of bytes [default: 512M, with a screen 2G, or the snapshot's]
+        cpus: number of processors of the guest [default: 1, with a screen 2, or the snapshot's]
         disk: size of the disk; the file system grows to it [default: the image's]
         network: "none", "isolated" or "full" [default: "isolated", or the snapshot's]
+        display: size of the screen, as "1280x800" [default: the image's or the snapshot's, or no screen]
         publish: ports of the guest on 127.0.0.1: (host, guest), "HOST:GUEST", or the guest's alone
         mounts: directories of the host: `Mount` or "HOST:GUEST[:ro|:cow]"
         save: save the disk as a snapshot of this name when the sandbox ends, for any reason
@@ -111,6 +113,7 @@ class Sandbox:
         cpus: Optional[int] = None,
         disk: Optional[Size] = None,
         network: Union[NetworkMode, str, None] = None,
+        display: Optional[str] = None,
         publish: Sequence[PortLike] = (),
         mounts: Sequence[Union[Mount, str]] = (),
         save: Optional[str] = None,
@@ -197,6 +200,14 @@ class Sandbox:
     def files(self) -> Files:
         """The files of the guest."""
         return Files(self._created().files())
+
+    @property
+    def display(self) -> Display:
+        """The screen of the guest. Raises `DisplayNotFound` if the sandbox was created without one."""
+        found = self._created().display()
+        if isinstance(found, str):
+            raise from_json(found)
+        return Display(found)
 
     def info(self) -> SandboxInfo:
         """What `sandtree inspect` shows."""

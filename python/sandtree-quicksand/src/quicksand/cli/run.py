@@ -40,7 +40,7 @@ def register(commands: Commands) -> None:
     add("--boot-timeout", type=float, help="Boot timeout in seconds")
     add("--accel", choices=["auto", *Accelerator, "none"], default="auto", help="Hardware acceleration (default: auto)")
     add("--disk-size", help="Resize disk (e.g., '2G', '4G')")
-    add("--enable-display", action="store_true", help="Enable virtual display; Sandtree has none yet")
+    add("--enable-display", action="store_true", help="Enable virtual display, for VNC clients on 127.0.0.1")
     every("--extra-args", metavar="ARG", help="Extra QEMU argument (repeatable)")
     add("--log-level", choices=_LEVELS, default="warning", help="Log level (default: warning)")
 
@@ -103,6 +103,8 @@ def _forwards(flag: str, specs: list[str]) -> list[Forward]:
 async def _run(sandbox: Sandbox, args: argparse.Namespace) -> int:
     print(f"Starting {args.image} sandbox...")
     async with sandbox:
+        if sandbox.vnc_port is not None:
+            print(f"Display: vnc://127.0.0.1:{sandbox.vnc_port}  password {sandbox.vnc_password}")
         print("Welcome to quicksand! Type 'exit' to quit.\n")
         try:
             await _shell(sandbox)

@@ -12,10 +12,10 @@ import difflib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import sandtree
 
@@ -38,12 +38,11 @@ from ..host.arch import _detect_architecture
 from ..qemu import save as saves
 from ..utils.memory import format_bytes
 from . import _execution, _saving, _users
-from ._desktop import DesktopMixin
+from ._desktop import SCREEN, DesktopMixin
 from ._disk import disk_bytes
+from ._protocol import as_runtime_error
 from ._relay import GuestForward, HostForward
 from ._users import SandboxUser
-
-T = TypeVar("T")
 
 logger = logging.getLogger("quicksand.sandbox")
 
@@ -140,13 +139,15 @@ class Sandbox(DesktopMixin):
         timing = BootTiming()
         host = sandtree.Host()
         began = time.perf_counter()
-        self._found = await _as_runtime_error(_store.find_image(self.config, host))
+        self._found = await as_runtime_error(_store.find_image(self.config, host))
         timing.resolve_image_s = _since(began)
         try:
             await self._boot(host, timing)
             began = time.perf_counter()
             await self._mount_shares()
             await self._start_forwards()
+            if self.config.enable_display:
+                await self._open_view()
             timing.post_boot_s = _since(began)
         except BaseException:
             await self._release()
@@ -175,12 +176,16 @@ class Sandbox(DesktopMixin):
     def _options(self) -> dict[str, Any]:
         config = self.config
         accel = "auto" if config.accel == "auto" else str(config.accel or Accelerator.TCG)
+        assert self._found is not None
         published = [each for each in config.host_forwards if _is_published(each)]
         return {
             "memory": config.memory_bytes,
             "cpus": config.cpus,
             "disk": disk_bytes(config.disk_size),
             "network": _NETWORKS[config.network_mode],
+            "display": SCREEN if config.enable_display else None,
+            # As in Quicksand's images. Ours may have another user.
+            "user": "root" if self._found.name in _store.SUBSTITUTES else None,
             "publish": [(each.host.port, each.guest.port) for each in published],
             "qemu_args": config.extra_qemu_args,
             "accel": accel,
@@ -214,8 +219,6 @@ class Sandbox(DesktopMixin):
                 raise RuntimeError(f"Sandtree runs machines of the host's architecture only, not {wanted}")
         if config.accel in (Accelerator.HVF, Accelerator.WHPX):
             raise RuntimeError(f"The accelerator {config.accel} does not exist on Linux")
-        if config.enable_display:
-            logger.warning("enable_display: Sandtree has no desktop yet; the machine has no display")
         if config.host_dns_proxy:
             logger.warning("host_dns_proxy is only supported on macOS hosts; ignoring")
         for each in config.host_forwards:
@@ -258,6 +261,7 @@ class Sandbox(DesktopMixin):
         watching, self._watching = self._watching, None
         found, self._found = self._found, None
         await self._stop_forwards()
+        await self._close_view()
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -334,7 +338,7 @@ class Sandbox(DesktopMixin):
     async def checkpoint(self, tag: str) -> None:
         """Takes a state of memory and disk. One with the same tag is replaced."""
         inner = self._running("Cannot checkpoint a non-running sandbox")
-        await _as_runtime_error(inner.checkpoint(tag, replace=True))
+        await as_runtime_error(inner.checkpoint(tag, replace=True))
         if tag not in self._checkpoints:
             self._checkpoints.append(tag)
 
@@ -346,7 +350,7 @@ class Sandbox(DesktopMixin):
             raise ValueError(f"No checkpoint '{tag}' in current session. Available: {available}")
         await self._stop_forwards()
         try:
-            await _as_runtime_error(inner.revert(tag))
+            await as_runtime_error(inner.revert(tag))
         finally:
             await self._start_forwards()
 
@@ -366,7 +370,7 @@ class Sandbox(DesktopMixin):
                 "Pass delete_checkpoints=True to delete them before saving."
             )
         if self._checkpoints:
-            await _as_runtime_error(inner.forget(*self._checkpoints))
+            await as_runtime_error(inner.forget(*self._checkpoints))
             self._checkpoints.clear()
         return await self._save(name, workspace, compress=compress)
 
@@ -376,7 +380,7 @@ class Sandbox(DesktopMixin):
         assert self._inner is not None and self._found is not None
         target = _saving.place_of(name, workspace)
         writing = _saving.write(self._inner, self._found, self.config, target, compress=compress)
-        return await _as_runtime_error(writing)
+        return await as_runtime_error(writing)
 
     @staticmethod
     def validate_save(path: str | Path) -> SaveManifest:
@@ -426,7 +430,7 @@ class Sandbox(DesktopMixin):
     async def unmount(self, handle: MountHandle) -> None:
         """Unmounts a directory. One that programs in the guest use is detached."""
         inner = self._running()
-        await _as_runtime_error(inner.unmount(handle.guest, force=True))
+        await as_runtime_error(inner.unmount(handle.guest, force=True))
         if handle in self._mounts:
             self._mounts.remove(handle)
 
@@ -439,7 +443,7 @@ class Sandbox(DesktopMixin):
         forwards += [GuestForward(inner, each) for each in self.config.guest_forwards]
         for forward in forwards:
             self._forwards.append(forward)
-            await _as_runtime_error(forward.start())
+            await as_runtime_error(forward.start())
 
     async def _stop_forwards(self) -> None:
         forwards, self._forwards = self._forwards, []
@@ -458,14 +462,6 @@ def _refuse_unknown(given: Any) -> None:
             near = difflib.get_close_matches(name, SandboxConfig.model_fields, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"Sandbox() got an unexpected keyword argument {name!r}{hint}")
-
-
-async def _as_runtime_error(work: Awaitable[T]) -> T:
-    """Quicksand has no exceptions of its own."""
-    try:
-        return await work
-    except sandtree.SandtreeError as error:
-        raise RuntimeError(str(error)) from error
 
 
 def _start_error(error: sandtree.SandtreeError) -> RuntimeError:

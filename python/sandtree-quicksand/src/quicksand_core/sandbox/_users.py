@@ -54,8 +54,10 @@ class SandboxUser:
         stdin: StdinSource | None = None,
     ) -> ExecuteResult:
         """`Sandbox.execute` as this user."""
+        # An image may have another directory for its commands.
+        directory = self.home if cwd is None else cwd
         return await self._sandbox.execute(
-            command, timeout, cwd, shell, on_stdout, on_stderr, exclusive, self.name, stdin=stdin
+            command, timeout, directory, shell, on_stdout, on_stderr, exclusive, self.name, stdin=stdin
         )
 
     def __repr__(self) -> str:

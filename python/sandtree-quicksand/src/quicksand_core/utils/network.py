@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-_VNC_PORTS = range(5900, 6000)
+VNC_PORTS = range(5900, 6000)
 
 
 def _try_port(port: int) -> int | None:
@@ -26,7 +26,7 @@ def find_free_port() -> int:
 
 def find_free_vnc_port() -> int:
     """A port of QEMU's VNC displays that is free now."""
-    for port in _VNC_PORTS:
+    for port in VNC_PORTS:
         if _try_port(port) is not None:
             return port
     raise RuntimeError("No free VNC ports available in range 5900-5999")
