@@ -40,7 +40,7 @@ const CALLS: [&str; 22] = [
 /// fails.
 const REASONS: &[(&str, &[&str], &str)] = &[
     (
-        "crates/sandbox/src/capture/devices.rs",
+        "crates/sandbox/src/machine/devices.rs",
         &["File::options", ".set_len("],
         "a staged state is synced when the store seals it",
     ),

@@ -17,7 +17,7 @@
 
 mod access;
 mod direct;
-mod keyed;
+pub mod keyed;
 mod moved;
 mod outer;
 mod processor;

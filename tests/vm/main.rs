@@ -6,6 +6,7 @@ mod clock;
 mod confined;
 mod create;
 mod deployed;
+mod desktop;
 mod errors;
 mod exact;
 mod exec;

@@ -27,7 +27,7 @@ const PORTABLE: &str = "Opteron_G3";
 const UNREACHABLE: i32 = 3;
 
 /// The newer QEMU, or `None` after printing the reason.
-fn newer() -> Option<&'static Path> {
+pub fn newer() -> Option<&'static Path> {
     static NEWER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     match NEWER.get_or_init(unpacked) {
         Ok(path) => Some(path),

@@ -10,6 +10,7 @@ mod cli;
 mod compare;
 mod config;
 mod crew;
+mod desktop;
 mod exec;
 mod failure;
 mod figure;
@@ -92,6 +93,9 @@ enum Figures {
     /// What HTTP adds to the library, streams compared with the program `sandtree`, and the server
     /// itself
     Server(server::ServerArgs),
+    /// Pictures, keys and states of a sandbox with a screen. The first run makes the image, which
+    /// takes minutes
+    Desktop(desktop::DesktopArgs),
     /// Imports, pulls, pushes and first commands of images, compared with tar, mke2fs and skopeo on
     /// the same bytes
     Image(image::ImageArgs),
@@ -146,6 +150,7 @@ async fn measure(global: &Global, what: Figures) -> Outcome {
         Figures::States(what) => states::run(global, what).await,
         Figures::Store(what) => store::run(global, what).await,
         Figures::Server(what) => server::run(global, what).await,
+        Figures::Desktop(what) => desktop::run(global, what).await,
         Figures::Image(what) => image::run(global, what).await,
     }
 }

@@ -84,6 +84,12 @@ impl World {
         Self::made_by(|path| link_tree(store, path))
     }
 
+    /// The same at a given path.
+    pub fn like_at(store: &Path, path: PathBuf) -> Self {
+        link_tree(store, &path);
+        World { home: None, path }
+    }
+
     /// With its own copies of all files: the link count of a shared file changes with other stores.
     pub fn copied() -> Self {
         Self::made_by(copy_base)
@@ -398,16 +404,18 @@ pub fn processes_of(home: &Path) -> Vec<u32> {
 /// store's format.
 fn base() -> &'static Path {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
-    BASE.get_or_init(|| made_once("base-home-3", "tiny", &[]))
+    BASE.get_or_init(|| made_once("base-home-3", &["run", "tiny", "--", "true"], &[]))
 }
 
 /// The same with `debian`, which takes minutes to make.
 fn debian_base(recipes: &[&Path]) -> &'static Path {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
-    BASE.get_or_init(|| made_once("base-debian-3", "debian", recipes))
+    let run = ["run", "debian", "--", "true"];
+    BASE.get_or_init(|| made_once("base-debian-3", &run, recipes))
 }
 
-fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
+/// A store with the image of a `run` and its warm state, made once for all tests.
+pub fn made_once(dir: &str, run: &[&str], recipes: &[&Path]) -> PathBuf {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(dir);
     fs::create_dir_all(home.parent().unwrap()).unwrap();
     let lock = fs::File::create(home.with_extension("lock")).unwrap();
@@ -425,7 +433,7 @@ fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
             "the base store cannot be made: {args:?}"
         );
     };
-    made(&["run", image, "--", "true"].map(OsStr::new));
+    made(&run.iter().map(OsStr::new).collect::<Vec<_>>());
     for recipe in recipes {
         made(&["image".as_ref(), "build".as_ref(), recipe.as_ref()]);
     }

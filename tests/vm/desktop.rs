@@ -1,0 +1,482 @@
+//! Sandboxes with a screen: the image `desktop`, with a real Xfce.
+//!
+//! The image is made once for all builds, and its warm state once for each build. Most tests begin
+//! from a snapshot with a terminal open, in which `cat` writes what is typed to a file.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::kvm::keyed;
+use crate::moves;
+use crate::support::{Answer, World, dir_of, eventually, finish, made_once, say, text};
+
+/// One processor, so that a busy program takes it from everything else.
+const SHAPE: [&str; 4] = ["--cpus", "1", "--memory", "1G"];
+const TYPED: &str = "/tmp/typed";
+/// A program on a desktop under emulation may take this long to appear.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// The version of the snapshot; a change of its making increments it.
+const RECIPE: &str = "2";
+
+/// A store with the desktop and its warm state.
+fn base() -> &'static Path {
+    static BASE: OnceLock<PathBuf> = OnceLock::new();
+    BASE.get_or_init(|| {
+        let run = [&["run"][..], &SHAPE, &["desktop", "--", "true"]].concat();
+        made_once("base-desktop-1", &run, &[])
+    })
+}
+
+/// The same with the snapshot `typing`.
+fn typing() -> World {
+    static TYPING: OnceLock<PathBuf> = OnceLock::new();
+    let store = TYPING.get_or_init(|| {
+        let base = base();
+        keyed::made_once("desktop-typing", &keyed::key(&[RECIPE]), |path| {
+            let world = World::like_at(base, path.to_owned());
+            start(&world, "t");
+            open_terminal(&world, "t");
+            world.ok(["save", "t", "typing", "--memory"]);
+            world.ok(["rm", "-f", "t"]);
+            world.assert_empty();
+        })
+    });
+    World::like(store)
+}
+
+fn start(world: &World, name: &str) {
+    let run = [&["run", "-d", "--name", name][..], &SHAPE, &["desktop"]].concat();
+    world.ok(run);
+}
+
+/// Stops the panel, whose clock changes the picture each minute.
+fn stop_clock(world: &World, name: &str) {
+    say(world, name, "sudo -n pkill -STOP -f 'xfce4[-/]panel'");
+}
+
+/// A sandbox with a terminal that writes to [`TYPED`].
+fn start_typing(world: &World, name: &str) {
+    world.ok(["run", "-d", "--name", name, "typing"]);
+}
+
+fn open_terminal(world: &World, name: &str) {
+    let line = format!("stty -ixon; exec cat > {TYPED}");
+    let command = ["xfce4-terminal", "--maximize", "-x", "sh", "-c", &line];
+    let exec = [&["exec", "-d", name, "--"][..], &command].concat();
+    world.ok(exec);
+    let opened = eventually(PATIENCE, || {
+        (world.sh(name, &format!("test -e {TYPED}")).code == 0).then_some(())
+    });
+    assert!(opened.is_some(), "the terminal does not start");
+    // Its window appears a little later than its shell.
+    let still = ["screenshot", name, "--wait-still", "2s", "--timeout", "2m"];
+    world.ok([&still[..], &["-o", "/dev/null"]].concat());
+    // The first character of a program takes long: it loads its input method.
+    world.ok(["mouse", name, "click", "400", "400"]);
+    type_line(world, name, "ready");
+    await_typed(world, name, "ready\n");
+    // So that every test begins with an empty file.
+    say(world, name, &format!("truncate -s 0 {TYPED}"));
+    stop_clock(world, name);
+    world.ok(["screenshot", name, "--wait-still", "1s", "-o", "/dev/null"]);
+}
+
+#[track_caller]
+fn type_line(world: &World, name: &str, text: &str) {
+    world.ok(["type", name, text]);
+    world.ok(["key", name, "enter"]);
+}
+
+fn typed(world: &World, name: &str) -> String {
+    // The offset of `cat` is not that of the emptied file, which begins with a hole.
+    say(world, name, &format!("tr -d '\\000' < {TYPED}; echo ."))
+        .strip_suffix('.')
+        .expect("it ends with it")
+        .to_owned()
+}
+
+#[track_caller]
+fn await_typed(world: &World, name: &str, wanted: &str) {
+    let mut last = String::new();
+    let found = eventually(PATIENCE, || {
+        last = typed(world, name);
+        (last == wanted).then_some(())
+    });
+    assert!(found.is_some(), "typed {wanted:?}, and arrived {last:?}");
+}
+
+/// A screenshot's file.
+#[track_caller]
+fn picture(world: &World, name: &str) -> Vec<u8> {
+    world.ok(["screenshot", name, "-o", "-"]).stdout
+}
+
+/// Width, height and pixels of a PNG file.
+fn decoded(png: &[u8]) -> (u32, u32, Vec<u8>) {
+    let mut reader = png::Decoder::new(std::io::Cursor::new(png))
+        .read_info()
+        .expect("it is a PNG file");
+    let mut pixels = vec![0; reader.output_buffer_size().expect("it has a size")];
+    let frame = reader.next_frame(&mut pixels).expect("it is whole");
+    (frame.width, frame.height, pixels)
+}
+
+fn end(world: &World, names: &[&str]) {
+    world.ok([&["rm", "-f"][..], names].concat());
+    world.assert_empty();
+}
+
+fn begin(world: &World, args: &[&str]) -> Child {
+    let mut command = world.command();
+    command.args(args);
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    piped.spawn().expect("it starts")
+}
+
+#[track_caller]
+fn refused(world: &World, args: &[&str], code: &str) -> Answer {
+    let answer = world.run([&["--json"][..], args].concat());
+    assert_ne!(answer.code, 0, "{args:?}");
+    let said: Value = serde_json::from_str(answer.err().trim()).unwrap_or_default();
+    assert_eq!(said["error"]["code"], code, "{args:?}: {answer:#?}");
+    answer
+}
+
+#[test]
+fn the_first_picture_of_a_warm_desktop_is_a_desktop() {
+    let world = World::like(base());
+    start(&world, "d");
+    let (width, height, pixels) = decoded(&picture(&world, "d"));
+    assert_eq!((width, height), (1280, 800));
+    let colours: BTreeSet<&[u8]> = pixels.chunks_exact(3).collect();
+    assert!(colours.len() > 100, "{} colours", colours.len());
+    // The panel is a band at an edge that differs from the background below it.
+    let line = |y: usize| &pixels[y * 1280 * 3..(y + 1) * 1280 * 3];
+    assert!((0..20).any(|y| line(y) != line(60)), "there is no panel");
+
+    let file = world.home().join("shot.png");
+    let shot = world.json(["screenshot", "d", "-o", file.to_str().unwrap()]);
+    assert_eq!(
+        (&shot["width"], &shot["height"]),
+        (&1280.into(), &800.into())
+    );
+    assert_eq!(shot["ready"], true);
+    assert_eq!(decoded(&fs::read(&file).unwrap()).0, 1280);
+    fs::remove_file(file).unwrap();
+    let display = world.json(["display", "d"]);
+    assert_eq!(display["ready"], true);
+    assert_eq!(world.inspect("d")["display"], "1280x800");
+    end(&world, &["d"]);
+}
+
+#[test]
+fn the_picture_of_a_revert_is_that_of_its_checkpoint() {
+    let world = World::like(base());
+    start(&world, "d");
+    stop_clock(&world, "d");
+    world.ok(["mouse", "d", "move", "300", "300"]);
+    let still = ["screenshot", "d", "--wait-still", "1s", "-o", "-"];
+    let before = world.ok(still).stdout;
+    world.ok(["checkpoint", "d", "before"]);
+    world.ok(["mouse", "d", "move", "700", "500"]);
+    let after = eventually(PATIENCE, || {
+        Some(picture(&world, "d")).filter(|picture| *picture != before)
+    });
+    assert!(after.is_some(), "the pointer is not in the picture");
+    world.ok(["revert", "d", "before"]);
+    assert!(picture(&world, "d") == before, "another picture");
+    let pointer = world.json(["display", "d"]);
+    assert_eq!((&pointer["x"], &pointer["y"]), (&300.into(), &300.into()));
+
+    // The same over a pause, and in a snapshot of the memory.
+    world.ok(["pause", "d"]);
+    world.ok(["resume", "d"]);
+    assert!(
+        picture(&world, "d") == before,
+        "another picture after a pause"
+    );
+    world.ok(["save", "d", "shot", "--memory"]);
+    world.ok(["run", "-d", "--name", "e", "shot"]);
+    assert!(
+        picture(&world, "e") == before,
+        "another picture of a snapshot"
+    );
+    end(&world, &["d", "e"]);
+}
+
+#[test]
+fn a_screen_moves_to_a_newer_qemu_and_back() {
+    let Some(newer) = moves::newer() else { return };
+    let newer = newer.to_str().expect("the path is text");
+    let world = World::like(base());
+    start(&world, "d");
+    stop_clock(&world, "d");
+    world.ok(["mouse", "d", "move", "300", "300"]);
+    let still = ["screenshot", "d", "--wait-still", "1s", "-o", "-"];
+    let before = world.ok(still).stdout;
+    world.ok(["pause", "d"]);
+    world.ok(["--qemu", newer, "resume", "d"]);
+    assert!(
+        picture(&world, "d") == before,
+        "another picture under the newer QEMU"
+    );
+    world.ok(["mouse", "d", "move", "310", "310"]);
+    let pointer = world.json(["display", "d"]);
+    assert_eq!((&pointer["x"], &pointer["y"]), (&310.into(), &310.into()));
+    world.ok(["pause", "d"]);
+    world.ok(["resume", "d"]);
+    world.ok(["mouse", "d", "move", "300", "300"]);
+    let back = world.ok(still).stdout;
+    assert_eq!(decoded(&back).0, 1280);
+    end(&world, &["d"]);
+}
+
+#[test]
+fn forks_have_their_own_screens_and_keyboards() {
+    let world = typing();
+    start_typing(&world, "d");
+    let before = picture(&world, "d");
+    world.ok(["fork", "d", "-n", "3"]);
+    let forks = ["d-1", "d-2", "d-3"];
+    for fork in forks {
+        assert!(
+            picture(&world, fork) == before,
+            "{fork} shows something else"
+        );
+    }
+    let children: Vec<Child> = forks
+        .iter()
+        .map(|fork| begin(&world, &["type", fork, &format!("I am {fork}")]))
+        .collect();
+    for child in children {
+        assert_eq!(finish(child).code, 0);
+    }
+    for fork in forks {
+        world.ok(["key", fork, "enter"]);
+        await_typed(&world, fork, &format!("I am {fork}\n"));
+    }
+    assert_eq!(typed(&world, "d"), "");
+    end(&world, &["d", "d-1", "d-2", "d-3"]);
+}
+
+#[test]
+fn a_thousand_characters_arrive_in_order_in_a_busy_guest() {
+    let world = typing();
+    start_typing(&world, "d");
+    world.ok(["exec", "-d", "d", "--", "sh", "-c", "while :; do :; done"]);
+    let line: String = (0..1000)
+        .map(|index| char::from(b'!' + (index * 7 % 94) as u8))
+        .collect();
+    type_line(&world, "d", &line);
+    await_typed(&world, "d", &format!("{line}\n"));
+    end(&world, &["d"]);
+}
+
+#[test]
+fn every_script_can_be_typed_and_the_clipboard_stays() {
+    let world = typing();
+    start_typing(&world, "d");
+    let clip = "in der Zwischenablage: ünï\n日本";
+    world.ok(["clipboard", "d", "set", clip]);
+    let text = "Grüße, Ünïcödé – Привет, Ελληνικά € 日本語 🙂";
+    type_line(&world, "d", text);
+    await_typed(&world, "d", &format!("{text}\n"));
+    assert_eq!(world.ok(["clipboard", "d", "get"]).out(), clip);
+    // Chords are keys, not characters: this one empties the line.
+    world.ok(["type", "d", "not this"]);
+    world.ok(["key", "d", "ctrl+u"]);
+    type_line(&world, "d", "but this");
+    await_typed(&world, "d", &format!("{text}\nbut this\n"));
+    end(&world, &["d"]);
+}
+
+/// A window manager takes each press first, so fast ones queue up.
+#[test]
+fn every_click_and_every_step_of_the_wheel_arrives() {
+    let world = World::like(base());
+    start(&world, "d");
+    let watching = "exec stdbuf -oL xev -geometry 400x300+300+200 > /tmp/events";
+    world.ok(["exec", "-d", "d", "--", "sh", "-c", watching]);
+    let shown = eventually(PATIENCE, || {
+        let line = "grep -c MapNotify /tmp/events";
+        (world.sh("d", line).code == 0).then_some(())
+    });
+    assert!(shown.is_some(), "the window does not appear");
+    let still = ["screenshot", "d", "--wait-still", "2s", "--timeout", "2m"];
+    world.ok([&still[..], &["-o", "/dev/null"]].concat());
+    let presses = |number: u32| {
+        let line =
+            format!("grep -A2 'ButtonPress event' /tmp/events | grep -c 'button {number},'; true");
+        say(&world, "d", &line)
+    };
+    world.ok(["mouse", "d", "click", "500", "400"]);
+    world.ok(["mouse", "d", "scroll", "50"]);
+    for _ in 0..5 {
+        world.ok(["mouse", "d", "click", "--button", "right", "--count", "2"]);
+    }
+    let wanted = ["1", "50", "10"].map(str::to_owned);
+    let mut last = wanted.clone();
+    let arrived = eventually(Duration::from_secs(20), || {
+        last = [presses(1), presses(5), presses(3)];
+        (last == wanted).then_some(())
+    });
+    assert!(arrived.is_some(), "{last:?} instead of {wanted:?}");
+    end(&world, &["d"]);
+}
+
+#[test]
+fn a_key_held_at_a_checkpoint_is_not_held_after_the_revert() {
+    let world = typing();
+    start_typing(&world, "d");
+    let holding = begin(&world, &["key", "d", "z", "--hold", "8s"]);
+    std::thread::sleep(Duration::from_secs(2));
+    world.ok(["checkpoint", "d", "held"]);
+    assert_eq!(finish(holding).code, 0);
+    world.ok(["revert", "d", "held"]);
+    // Whatever was typed by then is all.
+    std::thread::sleep(Duration::from_secs(3));
+    world.ok(["key", "d", "enter"]);
+    let first = eventually(PATIENCE, || {
+        Some(typed(&world, "d")).filter(|text| text.ends_with('\n'))
+    });
+    let first = first.expect("the line arrives");
+    std::thread::sleep(Duration::from_secs(3));
+    world.ok(["key", "d", "enter"]);
+    await_typed(&world, "d", &format!("{first}\n"));
+    end(&world, &["d"]);
+}
+
+/// Frame buffers are in the state of the devices, and a guest can allocate many.
+#[test]
+fn a_guest_that_hoards_frame_buffers_is_still_checkpointed() {
+    let world = World::like(base());
+    start(&world, "d");
+    world.run_with_input(
+        ["exec", "-i", "d", "--", "sh", "-c", "cat > /tmp/hoard.py"],
+        include_bytes!("desktop/hoard.py"),
+    );
+    let hoarding = "sudo -n python3 /tmp/hoard.py 60 > /tmp/hoarded 2>&1";
+    world.ok(["exec", "-d", "d", "--", "sh", "-c", hoarding]);
+    let hoarded = eventually(PATIENCE, || {
+        let count = say(&world, "d", "cat /tmp/hoarded 2> /dev/null; true");
+        (!count.is_empty()).then_some(count)
+    });
+    assert_eq!(hoarded.as_deref(), Some("60"), "the guest does not hoard");
+    let taken = world.json(["checkpoint", "d", "full"]);
+    let state = dir_of(&world, "d").join("states").join(text(&taken["id"]));
+    let devices = state.join("devices");
+    assert!(fs::metadata(devices).unwrap().len() < 64 << 20);
+    world.ok(["revert", "d", "full"]);
+    world.ok(["exec", "d", "--", "true"]);
+    end(&world, &["d"]);
+}
+
+#[test]
+fn a_changed_size_is_a_part_of_the_state() {
+    let world = World::like(base());
+    start(&world, "d");
+    let changed = world.json(["display", "d", "--size", "1024x768"]);
+    assert_eq!(
+        (&changed["width"], &changed["height"]),
+        (&1024.into(), &768.into())
+    );
+    stop_clock(&world, "d");
+    let still = [
+        "screenshot",
+        "d",
+        "--wait-still",
+        "2s",
+        "--timeout",
+        "2m",
+        "-o",
+        "-",
+    ];
+    let small = world.ok(still).stdout;
+    assert_eq!(decoded(&small).0, 1024);
+    world.ok(["checkpoint", "d", "small"]);
+    world.ok(["display", "d", "--size", "1280x800"]);
+    assert_eq!(decoded(&picture(&world, "d")).0, 1280);
+    world.ok(["revert", "d", "small"]);
+    assert!(picture(&world, "d") == small, "another picture");
+    end(&world, &["d"]);
+}
+
+#[test]
+fn pictures_and_clicks_beside_checkpoints_are_whole() {
+    let world = World::like(base());
+    start(&world, "d");
+    world.ok(["mouse", "d", "move", "640", "400"]);
+    let began = Instant::now();
+    let checkpoints = std::thread::scope(|scope| {
+        let taking = scope.spawn(|| {
+            for _ in 0..10 {
+                world.ok(["checkpoint", "d"]);
+            }
+        });
+        for index in 0..30_u32 {
+            let x = (640 + index).to_string();
+            let y = (400 + index).to_string();
+            world.ok(["mouse", "d", "move", &x, &y]);
+            assert_eq!(decoded(&picture(&world, "d")).0, 1280);
+        }
+        taking.join()
+    });
+    checkpoints.unwrap();
+    let pointer = world.json(["display", "d"]);
+    assert_eq!((&pointer["x"], &pointer["y"]), (&669.into(), &429.into()));
+    assert!(began.elapsed() < PATIENCE);
+    end(&world, &["d"]);
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_by_name() {
+    let world = World::like(base());
+    start(&world, "d");
+    stop_clock(&world, "d");
+    refused(&world, &["key", "d", "nokey"], "invalid");
+    refused(&world, &["mouse", "d", "move", "1280", "0"], "invalid");
+    refused(&world, &["mouse", "d", "click", "0", "800"], "invalid");
+    refused(&world, &["type", "d", "a\u{1b}b"], "invalid");
+    let waiting = [
+        "screenshot",
+        "d",
+        "--wait-change",
+        "--timeout",
+        "1s",
+        "-o",
+        "-",
+    ];
+    world.ok(["screenshot", "d", "--wait-still", "1s", "-o", "/dev/null"]);
+    refused(&world, &waiting, "screen_timeout");
+    world.ok(["pause", "d"]);
+    refused(&world, &["screenshot", "d", "-o", "-"], "wrong_state");
+    refused(&world, &["type", "d", "a"], "wrong_state");
+    world.ok(["resume", "d"]);
+    let larger = ["run", "-d", "--display", "2561x800", "desktop"];
+    refused(&world, &larger, "usage");
+    end(&world, &["d"]);
+
+    let plain = World::new();
+    // Its kernel has no driver.
+    let dark = ["run", "-d", "--display", "1280x800", "tiny"];
+    refused(&plain, &dark, "invalid");
+    plain.start("p", &[]);
+    for args in [
+        &["screenshot", "p", "-o", "-"][..],
+        &["type", "p", "a"],
+        &["key", "p", "enter"],
+        &["mouse", "p", "click"],
+        &["clipboard", "p", "get"],
+        &["display", "p"],
+        &["view", "p"],
+    ] {
+        refused(&plain, args, "no_display");
+    }
+    end(&plain, &["p"]);
+}
