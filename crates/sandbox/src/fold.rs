@@ -1,7 +1,7 @@
-//! Folding a disk: the layers below the active overlay become one.
+//! Folding a disk: layers below the active overlay become one.
 //!
 //! ```text
-//!   a b c … x | y   --fold-->   [a…x] | y        y: what the next machine writes to
+//!   a b c … x | y   --fold-->   a [b…x] | y      y: what the next machine writes to
 //! ```
 //!
 //! This module folds a disk at rest, before a machine starts on it. For a running machine, the
@@ -12,7 +12,9 @@
 //! list. The driver removes layers that nothing lists. When it fails: the unfinished layer is
 //! removed, and the machine starts on the unfolded layers, if it can have so many.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use sandtree_engine::OVERLAYS_MAX;
 use sandtree_store::{LayerId, NewOverlay, Owned, disk};
@@ -23,6 +25,33 @@ use crate::files::open;
 
 /// The number of layers below the active overlay above which they are folded.
 pub(crate) const DISK_LAYERS: usize = 16;
+/// The unit of `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
+
+/// Where a fold of layers of these sizes, bottom first, begins: at the lowest layer that is not
+/// larger than all above it together. So a large layer is not copied because there are many small
+/// ones on top of it. At least half of the layers are folded.
+fn begin(bytes: &[u64]) -> usize {
+    let mut above = 0;
+    let mut begin = bytes.len();
+    for (at, layer) in bytes.iter().enumerate().rev() {
+        if *layer <= above {
+            begin = at;
+        }
+        above += layer;
+    }
+    if begin > bytes.len() / 2 { 0 } else { begin }
+}
+
+/// Where a fold of these files begins, by what they take on the disk.
+pub(crate) fn begin_of(files: impl Iterator<Item = PathBuf>) -> Result<usize> {
+    let size = |path: PathBuf| {
+        let found = fs::metadata(&path).map_err(|error| Error::io("look at", path, error));
+        Ok(found?.blocks() * BLOCK_BYTES)
+    };
+    let sizes: Vec<u64> = files.map(size).collect::<Result<_>>()?;
+    Ok(begin(&sizes))
+}
 
 /// A fold that has not been written yet.
 #[derive(Debug)]
@@ -92,7 +121,10 @@ pub(crate) async fn shallow(owned: &Owned, disk: &[LayerId]) -> Result<Vec<Layer
         return Ok(disk.to_vec());
     };
     match folded(owned, below).await {
-        Ok(new) => Ok(vec![new, active.clone()]),
+        Ok(mut disk) => {
+            disk.push(active.clone());
+            Ok(disk)
+        }
         Err(error) if disk.len() <= OVERLAYS_MAX => {
             tracing::warn!(%error, layers = disk.len(), "the layers of a disk could not be folded");
             Ok(disk.to_vec())
@@ -108,14 +140,21 @@ pub(crate) async fn shallow(owned: &Owned, disk: &[LayerId]) -> Result<Vec<Layer
     }
 }
 
-async fn folded(owned: &Owned, old: &[LayerId]) -> Result<LayerId> {
+/// The layers that are left.
+async fn folded(owned: &Owned, layers: &[LayerId]) -> Result<Vec<LayerId>> {
+    let (kept, old) = layers.split_at(begin_disk(owned, layers)?);
     let fold = DiskFold::new(owned, old)?;
     let new = fold.id().clone();
     blocking(move || fold.write()).await?;
     owned
         .freeze_disk(&new)
         .map_err(store_error("seal an overlay"))?;
-    Ok(new)
+    Ok(kept.iter().cloned().chain([new]).collect())
+}
+
+/// Where a fold of these layers of a disk begins.
+pub(crate) fn begin_disk(owned: &Owned, layers: &[LayerId]) -> Result<usize> {
+    begin_of(layers.iter().map(|id| owned.disk_layer(id)))
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 //! keep their layers.
 //!
 //! ```text
-//!   machine stands on  a b c d … x   --fold-->  [a…x] y z        y, z: captured during the fold
+//!   machine stands on  a b c d … x   --fold-->  a [b…x] y z      y, z: captured during the fold
 //! ```
+//!
+//! A layer at the bottom that is larger than all above it is not folded: see [`fold::begin_of`].
 //!
 //! Always: a fold does not stop the guest, and changes no existing layer.
 //! When it fails: the layers stay as they are, and the next capture tries again.
@@ -11,15 +13,15 @@
 use std::fs::File;
 
 use sandtree_store::LayerId;
-use sandtree_store::memory::{self, Layer, MemoryWriter};
+use sandtree_store::memory::{self, Gaps, Layer, MemoryWriter};
 use tokio::task::JoinHandle;
 
 use super::Driver;
 use crate::blocking::blocking;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::files::open;
-use crate::fold::{DISK_LAYERS, DiskFold};
-use crate::machine::ground::Folded;
+use crate::fold::{self, DISK_LAYERS, DiskFold};
+use crate::machine::ground::{Folded, position};
 use crate::machine::running::Running;
 
 /// More memory layers than this are folded.
@@ -89,18 +91,26 @@ impl Driver {
             return Ok(None);
         };
         let layers = running.ground.held();
-        if layers.len() > MEMORY_LAYERS || running.ground.runs() > MAPPINGS {
-            return self.begin_memory_fold(layers).map(Some);
+        // A fold of all layers has the fewest pieces.
+        if running.ground.runs() > MAPPINGS && !layers.is_empty() {
+            return self.begin_memory_fold(&layers, Gaps::Zero).map(Some);
+        }
+        if layers.len() > MEMORY_LAYERS {
+            let files = layers.iter().map(|id| self.dir().memory_layer(id));
+            let begin = fold::begin_of(files)?;
+            let gaps = if begin == 0 { Gaps::Zero } else { Gaps::Below };
+            return self.begin_memory_fold(&layers[begin..], gaps).map(Some);
         }
         let head = self.head()?;
         let frozen = running.ground.frozen(&head.disk);
         if frozen.len() > DISK_LAYERS {
-            return self.begin_disk_fold(frozen.to_vec()).map(Some);
+            let begin = fold::begin_disk(self.owned(), frozen)?;
+            return self.begin_disk_fold(frozen[begin..].to_vec()).map(Some);
         }
         Ok(None)
     }
 
-    fn begin_memory_fold(&self, old: Vec<LayerId>) -> Result<Folding> {
+    fn begin_memory_fold(&self, old: &[LayerId], gaps: Gaps) -> Result<Folding> {
         let (new, file) = self
             .owned()
             .memory_file()
@@ -109,10 +119,10 @@ impl Driver {
             .iter()
             .map(|id| open(&self.dir().memory_layer(id)))
             .collect::<Result<Vec<_>>>()?;
-        let work = tokio::spawn(blocking(move || fold_memory(files, file)));
+        let work = tokio::spawn(blocking(move || fold_memory(files, gaps, file)));
         Ok(Folding {
             what: What::Memory,
-            old,
+            old: old.to_vec(),
             new,
             work,
         })
@@ -164,11 +174,10 @@ impl Driver {
 
     async fn rebase(&self, folding: &Folding) -> Result<()> {
         let mut head = self.head()?;
-        if !head.disk.starts_with(&folding.old) {
+        let Some(folded) = position(&head.disk, &folding.old) else {
             return Ok(());
-        }
-        let kept = head.disk.split_off(folding.old.len());
-        head.disk = std::iter::once(folding.new.clone()).chain(kept).collect();
+        };
+        head.disk.splice(folded, [folding.new.clone()]);
         self.owned()
             .freeze_disk(&folding.new)
             .map_err(store_error("seal an overlay"))?;
@@ -215,7 +224,7 @@ impl Driver {
     }
 }
 
-fn fold_memory(files: Vec<File>, out: File) -> Result<Folded> {
+fn fold_memory(files: Vec<File>, gaps: Gaps, out: File) -> Result<Folded> {
     let read = |file: File| Layer::read(&file).map(|layer| (layer, file));
     let layers = files
         .into_iter()
@@ -225,7 +234,7 @@ fn fold_memory(files: Vec<File>, out: File) -> Result<Folded> {
     let ram_bytes = layers.first().map_or(0, |(layer, _)| layer.ram_bytes);
     let writer = MemoryWriter::new(out, ram_bytes).map_err(store_error("write a memory layer"))?;
     let before = layers.iter().map(|(layer, _)| layer.pieces()).sum();
-    let folded = memory::fold(&layers, writer).map_err(store_error("fold memory layers"))?;
+    let folded = memory::fold(&layers, gaps, writer).map_err(store_error("fold memory layers"))?;
     Ok(Folded {
         before,
         after: folded.pieces(),

@@ -76,6 +76,33 @@ fn paths(owned: &Owned, disk: &[LayerId]) -> BTreeSet<PathBuf> {
     disk.iter().map(|id| owned.disk_layer(id)).collect()
 }
 
+#[test]
+fn a_large_layer_at_the_bottom_is_not_copied_for_small_ones() {
+    assert_eq!(begin(&[1000, 1, 1, 1, 1, 1]), 1);
+    assert_eq!(begin(&[1000, 4, 1, 1, 1, 1]), 1);
+    assert_eq!(begin(&[1000, 300, 1, 1, 1, 1]), 2);
+    // As many as there are: the bottom is worth it.
+    assert_eq!(begin(&[1000, 300, 300, 300, 300, 1]), 0);
+    // Otherwise too few would be folded.
+    assert_eq!(begin(&[32, 16, 8, 4, 2, 1]), 0);
+    assert_eq!(begin(&[9, 9]), 0);
+}
+
+#[tokio::test]
+async fn the_layers_on_a_large_one_become_one() {
+    let (_home, owned) = sandbox(DISK_LAYERS + 10);
+    let before = owned.head().unwrap().disk;
+    let bottom = owned.disk_layer(&before[0]);
+    let file = std::fs::File::options().write(true).open(bottom);
+    // Unused clusters at the end of an overlay.
+    let garbage = vec![1; 64 << 20];
+    std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), &garbage, 16 << 20).unwrap();
+    let disk = head(&owned).await.unwrap();
+    assert_eq!(disk.len(), 3);
+    assert_eq!(disk.first(), before.first());
+    assert_eq!(disk.last(), before.last());
+}
+
 #[tokio::test]
 async fn a_shallow_disk_stays_unchanged() {
     let (_home, owned) = sandbox(DISK_LAYERS + 1);

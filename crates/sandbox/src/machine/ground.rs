@@ -1,5 +1,8 @@
 //! What the memory and the disk of a machine stand on.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use sandtree_engine::PreparedOverlay;
 use sandtree_store::LayerId;
 use sandtree_store::memory::{Layer, PageRun};
@@ -18,8 +21,10 @@ pub(crate) struct Ground {
     pub carried: Vec<PageRun>,
     /// An overlay that is ready to be switched to.
     pub prepared: Option<(LayerId, PreparedOverlay)>,
-    /// The runs of all layers together: a restore makes at most this many mappings from them.
-    runs: usize,
+    /// The runs of the layers of its start together.
+    runs_at_start: usize,
+    /// The runs of each later layer.
+    runs: BTreeMap<LayerId, usize>,
 }
 
 impl Ground {
@@ -30,7 +35,8 @@ impl Ground {
             layers: Some(layers),
             carried: Vec::new(),
             prepared: None,
-            runs,
+            runs_at_start: runs,
+            runs: BTreeMap::new(),
         }
     }
 
@@ -41,7 +47,8 @@ impl Ground {
             at_start: 0,
             carried: Vec::new(),
             prepared: None,
-            runs: 0,
+            runs_at_start: 0,
+            runs: BTreeMap::new(),
         }
     }
 
@@ -49,8 +56,9 @@ impl Ground {
         self.layers.clone().unwrap_or_default()
     }
 
+    /// The runs of all layers together: a restore makes at most this many mappings from them.
     pub fn runs(&self) -> usize {
-        self.runs
+        self.runs_at_start + self.runs.values().sum::<usize>()
     }
 
     /// Returns the layers of a head's disk below the layer that the guest writes to. The guest
@@ -63,17 +71,30 @@ impl Ground {
     /// Replaces layers by the one layer that they were folded into, if the machine still stands on
     /// them. Layers that were captured meanwhile stay, and so do their runs.
     pub fn replace(&mut self, old: &[LayerId], new: LayerId, runs: Folded) {
-        let Some(layers) = self
-            .layers
-            .as_mut()
-            .filter(|layers| layers.starts_with(old))
-        else {
+        let Some(layers) = &mut self.layers else {
             return;
         };
-        layers.splice(..old.len(), [new]);
-        self.at_start = self.at_start.max(old.len()) - old.len() + 1;
-        self.runs = self.runs.saturating_sub(runs.before) + runs.after;
+        let Some(folded) = position(layers, old) else {
+            return;
+        };
+        // A layer that holds one from the start of the process counts as such: those above it hold
+        // only newer pages.
+        if self.at_start > folded.start {
+            self.at_start = self.at_start.max(folded.end) - old.len() + 1;
+        }
+        layers.splice(folded, [new.clone()]);
+        let later = old.iter().filter_map(|layer| self.runs.remove(layer));
+        let of_start = runs.before.saturating_sub(later.sum());
+        self.runs_at_start = self.runs_at_start.saturating_sub(of_start);
+        self.runs.insert(new, runs.after);
     }
+}
+
+/// Where layers stand among others, next to each other.
+pub(crate) fn position(layers: &[LayerId], wanted: &[LayerId]) -> Option<Range<usize>> {
+    let mut places = layers.windows(wanted.len().max(1));
+    let start = places.position(|window| window == wanted)?;
+    Some(start..start + wanted.len())
 }
 
 /// How many runs layers had before they were folded into one, and how many that one has.
@@ -107,7 +128,7 @@ impl Ground {
     }
 
     pub fn push(&mut self, layer: &NewLayer) {
-        self.runs += layer.layer.pieces();
+        self.runs.insert(layer.id.clone(), layer.layer.pieces());
         self.layers.get_or_insert_default().push(layer.id.clone());
     }
 
@@ -116,11 +137,15 @@ impl Ground {
         self.carried.clear();
         match covers {
             Covers::Everything => {
+                self.lose_layers();
                 self.layers = Some(Vec::new());
-                self.at_start = 0;
             }
             // The new layer replaces the layers that held part of it.
-            Covers::SinceStart => self.layers.get_or_insert_default().truncate(self.at_start),
+            Covers::SinceStart => {
+                let layers = self.layers.get_or_insert_default();
+                layers.truncate(self.at_start);
+                self.runs.retain(|layer, _| layers.contains(layer));
+            }
             Covers::SinceLast => {}
         }
         self.push(layer);
@@ -140,6 +165,8 @@ impl Ground {
     pub fn lose_layers(&mut self) {
         self.layers = None;
         self.at_start = 0;
+        self.runs_at_start = 0;
+        self.runs.clear();
         self.carried.clear();
     }
 }
@@ -178,6 +205,39 @@ mod tests {
         ground.replace(&[a, b], folded.clone(), runs);
         assert_eq!(ground.held(), [folded, later]);
         assert_eq!(ground.runs(), 40 + 7);
+    }
+
+    #[test]
+    fn layers_that_are_replaced_take_their_runs_along() {
+        let [start, first, second] = ids();
+        let mut ground = Ground::new(vec![start], 5);
+        for id in [first, second] {
+            let layer = Layer {
+                ram_bytes: 4096,
+                data: Vec::new(),
+                zero: vec![PageRun { first: 0, count: 1 }],
+                data_bytes: 0,
+            };
+            ground.stand_on(&NewLayer { id, layer }, Covers::SinceStart);
+            assert_eq!(ground.runs(), 5 + 1);
+        }
+        ground.lose_layers();
+        assert_eq!(ground.runs(), 0);
+    }
+
+    #[test]
+    fn a_fold_above_the_bottom_leaves_what_is_below_it() {
+        let [a, b, c, d, folded] = ids();
+        let layers = [&a, &b, &c, &d].map(Clone::clone);
+        let runs = Folded::default();
+        // How many layers a process started with, and with how many it did after the fold.
+        for (at_start, after) in [(1, 1), (2, 2), (3, 2), (4, 3)] {
+            let mut ground = Ground::new(layers.to_vec(), 0);
+            ground.at_start = at_start;
+            ground.replace(&[b.clone(), c.clone()], folded.clone(), runs);
+            assert_eq!(ground.held(), [a.clone(), folded.clone(), d.clone()]);
+            assert_eq!(ground.at_start, after);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Folding: a stack of layers becomes one layer, or one plain file.
 //!
-//! Both take a whole stack, from the bottom on. What no layer has is zero there, so zero runs need
-//! not be kept and a gap between runs may be filled with zeros.
+//! At the bottom of a stack, what no layer has is zero, so zero runs need not be kept and a gap
+//! between runs may be filled with zeros. On top of other layers, both are kept.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -13,37 +13,78 @@ use super::{
 };
 use crate::Error;
 
-/// The most runs a folded layer has: each is a mapping in every machine that uses it.
+/// The most runs of a layer that was folded from the bottom: each is a mapping in every machine
+/// that uses it.
 pub const MAX_FOLDED_RUNS: usize = 4096;
 
-/// Writes one layer with the content of all `layers`, bottom first. Its runs are at most
-/// [`MAX_FOLDED_RUNS`]; where there were more, the smallest gaps are stored as zero pages.
+/// The pages that no folded layer has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gaps {
+    /// They are zero: no layer is below.
+    Zero,
+    /// The layers below have them.
+    Below,
+}
+
+/// Writes one layer with the content of all `layers`, bottom first. If its gaps are zero, its runs
+/// are at most [`MAX_FOLDED_RUNS`]; where there were more, the smallest gaps are stored as zero
+/// pages.
 pub fn fold<F: Borrow<File>>(
     layers: &[(Layer, File)],
+    gaps: Gaps,
     mut out: MemoryWriter<F>,
 ) -> Result<Layer, Error> {
     require_same_ram(layers, out.ram_bytes())?;
     let mappings = plan(layers.iter().map(|(layer, _)| layer));
-    let runs = mappings
-        .iter()
-        .map(|mapping| PageRun {
-            first: mapping.first_page,
-            count: mapping.pages,
-        })
-        .collect();
+    let runs = match gaps {
+        Gaps::Zero => coalesce(mappings.iter().map(Mapping::run).collect(), MAX_FOLDED_RUNS),
+        Gaps::Below => covered(layers),
+    };
     let mut source = Source::new(layers);
     let mut mappings = mappings.into_iter().peekable();
-    for run in coalesce(runs, MAX_FOLDED_RUNS) {
+    for run in runs {
         let mut written = run.first;
         while let Some(mapping) = mappings.next_if(|mapping| mapping.first_page < run.end()) {
-            out.store_zeros(mapping.first_page - written)?;
+            add_zeros(&mut out, written, mapping.first_page, gaps)?;
             source.each_piece(&mapping, |first_page, bytes| {
                 out.append_stored(first_page, bytes)
             })?;
             written = mapping.end();
         }
+        add_zeros(&mut out, written, run.end(), gaps)?;
     }
     out.finish()
+}
+
+/// Adds the pages from `first` to `end`, which are zero. On top of other layers they cost a run;
+/// otherwise they are stored, so that there are fewer runs.
+fn add_zeros<F: Borrow<File>>(
+    out: &mut MemoryWriter<F>,
+    first: u64,
+    end: u64,
+    gaps: Gaps,
+) -> Result<(), Error> {
+    match gaps {
+        Gaps::Zero => out.store_zeros(end - first),
+        Gaps::Below => out.append_zeros(first, end - first),
+    }
+}
+
+/// The pages that any of the layers has, zero or not, as few runs.
+fn covered(layers: &[(Layer, File)]) -> Vec<PageRun> {
+    let all = layers
+        .iter()
+        .flat_map(|(layer, _)| super::plan::runs(layer));
+    let mut runs: Vec<PageRun> = all.map(|(pages, _)| pages).collect();
+    runs.sort_unstable_by_key(|run| run.first);
+    runs.dedup_by(|next, run| {
+        let touches = next.first <= run.end();
+        if touches {
+            run.count = run.end().max(next.end()) - run.first;
+        }
+        touches
+    });
+    runs
 }
 
 /// Writes all of guest memory into an empty file, which stays sparse where it is zero.

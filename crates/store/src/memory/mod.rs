@@ -25,7 +25,7 @@ mod tests;
 mod writer;
 
 pub use below::{Below, Changed};
-pub use fold::{MAX_FOLDED_RUNS, flatten, fold};
+pub use fold::{Gaps, MAX_FOLDED_RUNS, flatten, fold};
 pub(crate) use layer::check_ram;
 pub use layer::{Layer, MAX_RAM_BYTES, MAX_RUNS};
 pub use plan::{coalesce, plan};
@@ -71,6 +71,13 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    fn run(&self) -> PageRun {
+        PageRun {
+            first: self.first_page,
+            count: self.pages,
+        }
+    }
+
     fn end(&self) -> u64 {
         self.first_page + self.pages
     }

@@ -44,7 +44,7 @@ fn lay_over(below: Vec<Mapping>, layer: &Layer, index: usize) -> Vec<Mapping> {
 }
 
 /// All runs of a layer in ascending order; a zero run has no place in the file.
-fn runs(layer: &Layer) -> impl Iterator<Item = (PageRun, Option<u64>)> {
+pub(super) fn runs(layer: &Layer) -> impl Iterator<Item = (PageRun, Option<u64>)> {
     let mut data = layer
         .data
         .iter()

@@ -343,7 +343,12 @@ fn a_folded_layer_has_few_runs_and_the_same_content() {
     let folded = file();
     let flat = file();
     let flat_folded = file();
-    let layer = fold(&layers, MemoryWriter::new(&folded, ram).unwrap()).unwrap();
+    let layer = fold(
+        &layers,
+        Gaps::Zero,
+        MemoryWriter::new(&folded, ram).unwrap(),
+    )
+    .unwrap();
     assert_eq!((layer.data.len(), layer.zero.len()), (MAX_FOLDED_RUNS, 0));
     assert_eq!(layer.data_bytes, layers[0].0.data_bytes + 1000 * PAGE);
     flatten(&layers, &flat).unwrap();
@@ -362,7 +367,7 @@ fn layers_of_another_guest_are_refused() {
     let layers = [small, (other, large)];
     let out = file();
     assert!(matches!(
-        fold(&layers, writer(&out)),
+        fold(&layers, Gaps::Zero, writer(&out)),
         Err(Error::MemorySize { .. })
     ));
     assert!(matches!(
@@ -400,7 +405,7 @@ proptest! {
         prop_assert!(mapped(&layers) == expected);
         let folded = file();
         let flat = file();
-        let one = fold(&layers, writer(&folded)).unwrap();
+        let one = fold(&layers, Gaps::Zero, writer(&folded)).unwrap();
         prop_assert_eq!(&Layer::read(&folded).unwrap(), &one);
         prop_assert!(mapped(&[(one, folded)]) == expected);
         flatten(&layers, &flat).unwrap();
@@ -416,8 +421,22 @@ proptest! {
         let mut layers: Vec<_> = pages.iter().map(write).collect();
         let above = layers.split_off(1 + cut.index(layers.len() - 1));
         let folded = file();
-        let one = fold(&layers, writer(&folded)).unwrap();
+        let one = fold(&layers, Gaps::Zero, writer(&folded)).unwrap();
         let stack: Vec<_> = std::iter::once((one, folded)).chain(above).collect();
+        prop_assert!(mapped(&stack) == model(&pages));
+    }
+
+    /// The layers below show through the gaps, and not through zero pages.
+    #[test]
+    fn a_stack_may_be_folded_from_anywhere_to_the_top(
+        pages in vec(pages(), 2..6),
+        cut in any::<Index>(),
+    ) {
+        let mut stack: Vec<_> = pages.iter().map(write).collect();
+        let above = stack.split_off(1 + cut.index(stack.len() - 1));
+        let folded = file();
+        let one = fold(&above, Gaps::Below, writer(&folded)).unwrap();
+        stack.push((one, folded));
         prop_assert!(mapped(&stack) == model(&pages));
     }
 

@@ -71,6 +71,12 @@ impl<F: Borrow<File>> MemoryWriter<F> {
         self.store(bytes)
     }
 
+    /// Adds zero pages behind all pages before, as [`append`](Self::append) does.
+    pub(super) fn append_zeros(&mut self, first_page: u64, pages: u64) -> Result<(), Error> {
+        self.move_to(first_page, (pages * PAGE) as usize)?;
+        self.leave_out(pages)
+    }
+
     /// Writes the run table, then the header. Not synced.
     pub fn finish(mut self) -> Result<Layer, Error> {
         self.settle()?;
