@@ -64,8 +64,11 @@ pub(crate) struct Stat {
     pub disk_bytes: u64,
     /// How many names it has.
     pub links: u64,
-    /// Which file it is, whatever its name.
+    /// Which file it is, whatever its name. A file system may give the number of a removed file to
+    /// the next one.
     pub id: (u64, u64),
+    /// When its content or its names last changed: seconds and nanoseconds.
+    pub changed: (i64, i64),
     /// A sync of it failed.
     pub doubtful: bool,
     /// It belongs to this user, and no other user may write to it.

@@ -21,6 +21,7 @@
 mod batch;
 mod collect;
 mod create;
+mod known;
 mod mounts;
 mod record;
 mod states;
@@ -38,6 +39,7 @@ pub use record::{
 };
 pub use states::{DamagedLayer, HeldState, NewOverlay, StagedState, States, UnreadableState};
 
+use self::known::Known;
 use crate::fs::{Files, Kind, Lock, optional};
 use crate::publish::{self, Staged};
 use crate::{Error, Name, SandboxId, Store, lock};
@@ -48,6 +50,7 @@ pub struct SandboxDir {
     path: PathBuf,
     record: SandboxRecord,
     files: Files,
+    known: Known,
 }
 
 /// A directory below `sandboxes/`; one that cannot be read is listed with the reason.
@@ -258,6 +261,7 @@ impl Store {
             path,
             record,
             files: self.files.clone(),
+            known: Known::default(),
         })
     }
 

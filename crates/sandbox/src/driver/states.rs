@@ -62,7 +62,7 @@ impl Driver {
 
     /// The tag to use: the one asked for, if it is free, or the next number.
     fn free_tag(&self, tag: Option<String>, replace: Replace) -> Result<Tag> {
-        let taken: Vec<Tag> = self
+        let taken: BTreeSet<Tag> = self
             .states()?
             .into_iter()
             .filter_map(|manifest| manifest.tag)

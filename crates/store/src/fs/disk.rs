@@ -70,6 +70,7 @@ impl Fs for Disk {
             disk_bytes: found.blocks().saturating_mul(512),
             links: found.nlink(),
             id,
+            changed: (found.ctime(), found.ctime_nsec()),
             own: found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0,
             doubtful: found.is_file() && found.mode() & 0o777 == DOUBTFUL,
         })

@@ -512,6 +512,8 @@ impl Fs for Simulated {
             disk_bytes: len,
             links,
             id: (0, inode as u64),
+            // The numbers of its files are not used again.
+            changed: (0, 0),
             doubtful,
             own: true,
         })

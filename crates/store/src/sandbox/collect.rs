@@ -4,7 +4,7 @@
 //! anything, so with one of those, nothing goes. Only files that are named like layers are ever
 //! removed.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Owned {
         let of_states = readable
             .iter()
             .flat_map(|state| state.disk.iter().chain(state.memory.layers()));
-        let listed: BTreeSet<&LayerId> = head.disk.iter().chain(of_states).chain(held).collect();
+        let listed: HashSet<&LayerId> = head.disk.iter().chain(of_states).chain(held).collect();
         let mut garbage = self.unlisted(&self.disks(), ".qcow2", &listed)?;
         garbage.extend(self.unlisted(&self.memory(), ".mem", &listed)?);
         self.remove_layers(garbage)
@@ -51,7 +51,7 @@ impl Owned {
         &self,
         dir: &Path,
         suffix: &str,
-        listed: &BTreeSet<&LayerId>,
+        listed: &HashSet<&LayerId>,
     ) -> Result<Vec<PathBuf>, Error> {
         // A memory directory goes with its file system.
         let entries = optional(self.files.list(dir))?.unwrap_or_default();

@@ -8,6 +8,7 @@
 use std::io;
 use std::path::Path;
 
+use super::known::Known;
 use super::{Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
 use crate::disk::overlay;
 use crate::fs::{Kind, Lock, cannot_link};
@@ -107,6 +108,7 @@ impl Store {
             path,
             record,
             files: self.files.clone(),
+            known: Known::default(),
         };
         Ok(Owned::new(dir, Some(staged), lock))
     }

@@ -170,8 +170,10 @@ impl SandboxDir {
 
     pub fn states(&self) -> Result<States, Error> {
         let mut found = States::default();
-        for id in self.state_ids()? {
-            match self.manifest(&id) {
+        let ids = self.state_ids()?;
+        self.known.keep(&ids);
+        for id in ids {
+            match self.listed_manifest(&id) {
                 Ok(manifest) => found.readable.push(manifest),
                 // One that went between the listing and the look was removed, which is no news.
                 Err(Error::UnknownState { .. }) => {}
@@ -180,6 +182,19 @@ impl SandboxDir {
         }
         found.readable.sort_by(|a, b| a.order().cmp(&b.order()));
         Ok(found)
+    }
+
+    fn listed_manifest(&self, id: &StateId) -> Result<StateManifest, Error> {
+        let file = optional(self.files.stat(&self.state_path(id).join("manifest.json")))?;
+        let Some(file) = file else {
+            return self.manifest(id);
+        };
+        if let Some(manifest) = self.known.get(id, file) {
+            return Ok(manifest);
+        }
+        let manifest = self.manifest(id)?;
+        self.known.add(file, &manifest);
+        Ok(manifest)
     }
 
     pub fn manifest(&self, id: &StateId) -> Result<StateManifest, Error> {
@@ -313,13 +328,12 @@ impl SandboxDir {
     /// The digests of layers that earlier seals found out. One that cannot be read is found out
     /// again.
     pub(crate) fn known_digests(&self) -> Result<Digests, Error> {
-        let states = self.state_ids()?;
-        let seals = states
-            .iter()
-            .map(|id| self.state_path(id).join("sealed.json"));
-        let seals = seals.chain([self.path.join("origin.json")]);
-        let readable = seals.filter_map(|path| self.sealed(&path).ok().flatten());
-        Ok(readable.flat_map(Sealed::layers).collect())
+        let read = |path: &Path| self.sealed(path).ok().flatten();
+        let of_state = |id: &StateId| read(&self.state_path(id).join("sealed.json"));
+        let mut digests = self.known.digests(&self.state_ids()?, of_state);
+        let origin = read(&self.path.join("origin.json"));
+        digests.extend(origin.into_iter().flat_map(Sealed::layers));
+        Ok(digests)
     }
 }
 

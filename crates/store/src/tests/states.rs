@@ -356,6 +356,21 @@ fn states_of_older_programs_come_first_by_their_time() {
     assert_eq!(order, [two.id, one.id, new.id]);
 }
 
+/// The new file may have the number and the length of the old one.
+#[test]
+fn a_manifest_that_was_replaced_is_read_again() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let taken = dated(&a, 5000);
+    assert_eq!(a.states().unwrap().readable, [taken.clone()]);
+    let path = a.state_devices(&taken.id).with_file_name("manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, text.replace("5000", "6000")).unwrap();
+    let read = &a.states().unwrap().readable[0];
+    assert_eq!(read.created_at_unix_ms, 6000);
+}
+
 /// After a boot of the host, a memory directory may be empty, and anyone who may write there may be
 /// first.
 #[test]
