@@ -38,6 +38,11 @@ pub enum UsageKind {
     Layers,
     Warm,
     Sandboxes,
+    /// Directories that sandboxes of the HTTP server share.
+    Volumes,
+    /// What clients of the HTTP server sent for builds. The server removes it a day after its last
+    /// use.
+    Uploads,
     /// Initial file systems and findings about QEMU: all of it can be made again.
     Cache,
     Staging,
@@ -52,6 +57,8 @@ impl fmt::Display for UsageKind {
             Self::Snapshots => "snapshots",
             Self::Layers => "layers",
             Self::Sandboxes => "sandboxes",
+            Self::Volumes => "volumes",
+            Self::Uploads => "uploads",
             Self::Warm => "warm",
             Self::Cache => "cache",
             Self::Staging => "staging",
@@ -60,13 +67,15 @@ impl fmt::Display for UsageKind {
     }
 }
 
-const KINDS: [UsageKind; 9] = [
+const KINDS: [UsageKind; 11] = [
     UsageKind::Images,
     UsageKind::Kernels,
     UsageKind::Snapshots,
     UsageKind::Layers,
     UsageKind::Warm,
     UsageKind::Sandboxes,
+    UsageKind::Volumes,
+    UsageKind::Uploads,
     UsageKind::Cache,
     UsageKind::Staging,
     UsageKind::Quarantine,
@@ -97,9 +106,18 @@ impl Store {
         let mut count = 0;
         let mut bytes = 0;
         for dir in self.dirs_of(kind) {
-            for entry in self.files.list(&dir)? {
+            let listed = self.files.list(&dir);
+            let entries = match kind {
+                // They are made when they are needed.
+                UsageKind::Volumes | UsageKind::Uploads => optional(listed)?.unwrap_or_default(),
+                _ => listed?,
+            };
+            for entry in entries {
                 count += 1;
-                bytes += self.disk_bytes(&dir, &entry, seen)?;
+                bytes += match kind {
+                    UsageKind::Volumes => self.readable_bytes(&dir, &entry, seen),
+                    _ => self.disk_bytes(&dir, &entry, seen)?,
+                };
             }
         }
         match kind {
@@ -129,6 +147,8 @@ impl Store {
             UsageKind::Layers => vec![layout.layers()],
             UsageKind::Warm => vec![layout.warm_dir()],
             UsageKind::Sandboxes => vec![layout.sandboxes()],
+            UsageKind::Volumes => vec![layout.volumes()],
+            UsageKind::Uploads => vec![layout.archives()],
             UsageKind::Cache => vec![layout.initramfs_dir(), layout.cache()],
             UsageKind::Staging => vec![layout.staging()],
             UsageKind::Quarantine => vec![layout.quarantine()],
@@ -170,6 +190,20 @@ impl Store {
             bytes += self.disk_bytes(dir, &entry, &mut seen)?;
         }
         Ok(bytes)
+    }
+
+    /// What something takes, apart from what cannot be read: a guest can make paths in a volume
+    /// that are too long.
+    fn readable_bytes(&self, dir: &Path, entry: &Entry, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
+        if entry.kind != Kind::Dir {
+            return self.disk_bytes(dir, entry, seen).unwrap_or(0);
+        }
+        let path = dir.join(&entry.name);
+        let entries = self.files.list(&path).unwrap_or_default();
+        let below = entries
+            .iter()
+            .map(|entry| self.readable_bytes(&path, entry, seen));
+        below.sum()
     }
 
     /// What something takes that was not seen before; what goes meanwhile takes nothing.

@@ -835,6 +835,11 @@ fn usage_counts_every_file_once() {
         (1, 1)
     );
     assert_eq!(usage.reclaimable_bytes, 0);
+    let volume = store.create_volume("v", 1).unwrap().unwrap();
+    let data = store.volume_data(&volume.id.parse().unwrap());
+    fs::write(data.join("file"), vec![7; 1 << 20]).unwrap();
+    let volumes = of(&store.usage().unwrap(), UsageKind::Volumes);
+    assert!(volumes.count == 1 && volumes.bytes >= 1 << 20);
     store.remove_sandbox(owned).unwrap();
     fs::remove_file(store.root().join("names/images/s")).unwrap();
     drop(pinned);
