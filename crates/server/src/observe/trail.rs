@@ -230,7 +230,6 @@ impl Seen {
         let known = [
             ("http.request.method", self.method.to_owned()),
             ("http.route", self.route().to_owned()),
-            ("http.response.status_code", status.to_string()),
             ("sandtree.request", self.cause.to_string()),
             ("sandtree.plane", self.plane().name().to_owned()),
         ];
@@ -238,7 +237,7 @@ impl Seen {
         let optional = optional.filter_map(|(name, value)| Some((name, value?)));
         Span {
             parent: self.parent.clone(),
-            is_error: status >= 500,
+            status,
             took,
             name: format!("{} {}", self.method, self.route()),
             attributes: known.into_iter().chain(optional).collect(),

@@ -4,7 +4,7 @@
 //! wait. What is lost is logged, not sent again.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use hyper::client::conn::http1::handshake;
@@ -16,7 +16,6 @@ use tokio::sync::mpsc;
 
 use super::Span;
 use super::otlp::{self, Ended};
-use crate::clock::now_unix_ms;
 
 const WAITING_MAX: usize = 4096;
 const BATCH_MAX: usize = 512;
@@ -44,7 +43,7 @@ impl Spans {
     }
 
     pub fn add(&self, span: Span) {
-        let at_unix_ns = now_unix_ms().saturating_mul(1_000_000);
+        let at_unix_ns = now_unix_ns();
         let Some(spans) = &self.0 else {
             return;
         };
@@ -96,6 +95,11 @@ async fn send(collector: &Uri, body: String) -> io::Result<()> {
     Err(io::Error::other(format!("it answers {status}")))
 }
 
+fn now_unix_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -106,7 +110,7 @@ mod tests {
     fn span(name: &str) -> Span {
         Span {
             parent: None,
-            is_error: false,
+            status: 200,
             took: Duration::from_millis(1),
             name: name.to_owned(),
             attributes: Vec::new(),

@@ -28,8 +28,8 @@ pub const IS_BUILT_IN: bool = cfg!(any(feature = "otlp", test));
 )]
 pub struct Span {
     pub parent: Option<Parent>,
-    /// Whether it failed through a fault of ours.
-    pub is_error: bool,
+    /// The status of the answer.
+    pub status: u16,
     pub took: Duration,
     pub name: String,
     /// What is known of it.

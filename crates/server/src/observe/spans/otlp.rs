@@ -37,9 +37,8 @@ pub fn body(spans: &[Ended]) -> Value {
 fn encoded(Ended { span, at_unix_ns }: &Ended) -> Value {
     let took_ns = u64::try_from(span.took.as_nanos()).unwrap_or(u64::MAX);
     let attributes = span.attributes.iter();
-    let attributes: Vec<_> = attributes
-        .map(|(name, value)| attribute(name, value))
-        .collect();
+    let attributes = attributes.map(|(name, value)| attribute(name, value));
+    let attributes: Vec<_> = attributes.chain([status(span.status)]).collect();
     let trace = match &span.parent {
         Some(parent) => parent.trace.clone(),
         None => digits::random::<16>(),
@@ -56,7 +55,8 @@ fn encoded(Ended { span, at_unix_ns }: &Ended) -> Value {
     if let Some(parent) = &span.parent {
         encoded["parentSpanId"] = parent.span.as_str().into();
     }
-    if span.is_error {
+    // Through a fault of ours.
+    if span.status >= 500 {
         encoded["status"] = json!({ "code": ERROR });
     }
     encoded
@@ -64,6 +64,11 @@ fn encoded(Ended { span, at_unix_ns }: &Ended) -> Value {
 
 fn attribute(name: &str, value: &str) -> Value {
     json!({ "key": name, "value": { "stringValue": value } })
+}
+
+fn status(number: u16) -> Value {
+    let value = json!({ "intValue": number.to_string() });
+    json!({ "key": "http.response.status_code", "value": value })
 }
 
 #[cfg(test)]
@@ -78,7 +83,7 @@ mod tests {
         let whole = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let span = Span {
             parent: Parent::parse(whole),
-            is_error: true,
+            status: 503,
             took: Duration::from_millis(2),
             name: "GET /x".into(),
             attributes: vec![("http.route", "/x".into())],
@@ -96,5 +101,6 @@ mod tests {
         assert_eq!(span["endTimeUnixNano"], "5000000");
         assert_eq!(span["status"]["code"], 2);
         assert_eq!(span["attributes"][0]["value"]["stringValue"], "/x");
+        assert_eq!(span["attributes"][1]["value"]["intValue"], "503");
     }
 }
