@@ -16,7 +16,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, fallocate, fcntl_getfl, memfd_create};
+use rustix::io::Errno;
 use tokio::time::timeout;
 
 use crate::error::Error;
@@ -56,9 +57,16 @@ pub struct DeviceFile {
     set: u64,
 }
 
-pub(crate) async fn prepare(sets: &FdSets) -> Result<DeviceFile, Error> {
+/// Makes a place that has memory for so many bytes already. It can take more.
+pub(crate) async fn prepare(sets: &FdSets, bytes: u64) -> Result<DeviceFile, Error> {
+    let failed = |errno: Errno| Error::io("keep", DEVICES)(errno.into());
     let file = memfd_create("devices", MemfdFlags::CLOEXEC);
-    let file = File::from(file.map_err(|errno| Error::io("keep", DEVICES)(errno.into()))?);
+    let file = File::from(file.map_err(failed)?);
+    if bytes > 0 {
+        // Its length stays what QEMU writes. Without this memory, QEMU's writes allocate it.
+        let allocated = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes);
+        tracing::trace!(?allocated, "memory for the devices");
+    }
     let set = sets
         .add(reopen(&file, File::options().write(true))?.into())
         .await?;

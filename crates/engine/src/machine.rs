@@ -15,6 +15,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::UnixStream;
@@ -172,6 +173,8 @@ pub struct Machine {
     mounts: Option<UnixStream>,
     console: Option<UnixStream>,
     facts: Facts,
+    /// What the state of the devices took last time: most of it is that of the screen.
+    devices_bytes: AtomicU64,
 }
 
 /// What an engine adds to a spec.
@@ -325,6 +328,7 @@ impl Machine {
             mounts: greeted.mounts,
             console: Some(greeted.console),
             facts: content.facts,
+            devices_bytes: AtomicU64::new(0),
         }
     }
 
@@ -382,7 +386,8 @@ impl Machine {
 
     /// Makes a place for the state of the devices, to save them into within the stop.
     pub async fn prepare_devices(&self) -> Result<DeviceFile, Error> {
-        devices::prepare(&self.sets).await
+        let bytes = self.devices_bytes.load(Ordering::Relaxed);
+        devices::prepare(&self.sets, bytes).await
     }
 
     /// Saves the devices. The guest is stopped, or a `stop` that was sent before is yet to be
@@ -394,7 +399,10 @@ impl Machine {
     /// What was saved, at leisure; nothing, if nothing was. Fails with [`Error::InNestedGuest`] if
     /// QEMU could not load it.
     pub async fn take_devices(&self, from: DeviceFile) -> Result<Vec<u8>, Error> {
-        devices::take(&self.sets, from).await
+        let taken = devices::take(&self.sets, from).await?;
+        let bytes = taken.len() as u64;
+        self.devices_bytes.store(bytes, Ordering::Relaxed);
+        Ok(taken)
     }
 
     /// Writes the whole state of a stopped machine, its memory included. From then on until

@@ -25,7 +25,7 @@ async fn started(spec: MachineSpec) -> Machine {
     within(engine().await.start(spec)).await.unwrap()
 }
 
-/// A layer holds the guest's main memory only, so no device of a screen may have memory beside it.
+/// Captures store the guest's main memory only, so a device of a screen must not have other memory.
 #[tokio::test]
 async fn a_screen_has_no_memory_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
