@@ -3,11 +3,15 @@
 //! Always: a command joins its cgroup before it runs, so all its processes are inside.
 //! `cgroup.kill` also reaches processes that called `setsid`, and stops fork bombs. Without
 //! cgroups, a process that left its group is lost.
+//!
+//! The next command's cgroup is made before that command comes: a restored guest that is emulated
+//! executes thousands of instructions less then until its first command has answered.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -26,6 +30,8 @@ use crate::sys::{self, Target};
 pub struct Cgroups {
     parent: Option<OwnedFd>,
     next: AtomicU64,
+    /// That of the next command.
+    spare: Mutex<Option<Cgroup>>,
 }
 
 impl Cgroups {
@@ -39,7 +45,7 @@ impl Cgroups {
         }
         Self {
             parent: opened.ok(),
-            next: AtomicU64::new(1),
+            ..Self::absent()
         }
     }
 
@@ -47,6 +53,7 @@ impl Cgroups {
         Self {
             parent: None,
             next: AtomicU64::new(1),
+            spare: Mutex::default(),
         }
     }
 
@@ -66,16 +73,40 @@ impl Cgroups {
         rustix::io::write(&procs, b"0").map(drop)
     }
 
+    /// The cgroup of a new command. `None`: the guest has no cgroups.
     pub fn create(&self) -> rustix::io::Result<Option<Cgroup>> {
+        let spare = self.spare().take();
+        if spare.is_some() {
+            return Ok(spare);
+        }
+        self.make()
+    }
+
+    /// Makes the cgroup of the next command, unless it exists. When it fails, that command tries
+    /// again and reports it.
+    pub fn prepare(&self) {
+        let mut spare = self.spare();
+        if spare.is_none() {
+            *spare = self.make().ok().flatten();
+        }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<Cgroup>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn make(&self) -> rustix::io::Result<Option<Cgroup>> {
         let Some(parent) = &self.parent else {
             return Ok(None);
         };
         let name = self.next.fetch_add(1, Ordering::Relaxed).to_string();
         let dir = make_dir(parent.as_fd(), &name)?;
+        let procs = open(&dir, "cgroup.procs", OFlags::WRONLY)?;
         Ok(Some(Cgroup {
             parent: parent.try_clone().map_err(|_| Errno::MFILE)?,
             name,
             dir,
+            procs,
         }))
     }
 }
@@ -85,6 +116,10 @@ fn make_dir(at: impl AsFd, name: &str) -> rustix::io::Result<OwnedFd> {
         Ok(()) | Err(Errno::EXIST) => open_dir(at, name),
         Err(error) => Err(error),
     }
+}
+
+fn open(dir: &OwnedFd, name: &str, access: OFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(dir, name, access | OFlags::CLOEXEC, Mode::empty())
 }
 
 fn open_dir(at: impl AsFd, name: &str) -> rustix::io::Result<OwnedFd> {
@@ -101,16 +136,17 @@ pub struct Cgroup {
     parent: OwnedFd,
     name: String,
     dir: OwnedFd,
+    procs: OwnedFd,
 }
 
 impl Cgroup {
     /// The file to which a process writes "0" to join.
-    pub fn procs(&self) -> rustix::io::Result<OwnedFd> {
-        self.file("cgroup.procs", OFlags::WRONLY)
+    pub fn procs(&self) -> BorrowedFd<'_> {
+        self.procs.as_fd()
     }
 
     fn file(&self, name: &str, access: OFlags) -> rustix::io::Result<OwnedFd> {
-        rustix::fs::openat(&self.dir, name, access | OFlags::CLOEXEC, Mode::empty())
+        open(&self.dir, name, access)
     }
 
     fn kill(&self) -> io::Result<()> {

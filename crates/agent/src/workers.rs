@@ -1,9 +1,11 @@
 //! Threads for work that may wait for a disk. They read from a [`Feed`](crate::feed::Feed), write
-//! to pipes, and report to the loop when they are done.
+//! to pipes, and report to the loop when they are done. Then one of them waits for the next work,
+//! because a new thread costs more than most requests; others end.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SendError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -52,7 +54,41 @@ pub struct Workers {
     sender: Sender<Finished>,
     receiver: Receiver<Finished>,
     bell: Arc<OwnedFd>,
+    idle: Idle,
     next_ticket: u64,
+}
+
+type Work = Box<dyn FnOnce() -> Finished + Send>;
+
+/// The thread that waits for work, if one does.
+#[derive(Clone, Default)]
+struct Idle(Arc<Mutex<Option<Sender<Work>>>>);
+
+impl Idle {
+    /// Lets a thread wait. Returns whether it is the only one.
+    fn offer(&self, thread: &Sender<Work>) -> bool {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = waiting.is_none();
+        if is_free {
+            *waiting = Some(thread.clone());
+        }
+        is_free
+    }
+
+    /// Gives work to the thread that waits, or back.
+    fn give(&self, work: Work) -> Option<Work> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match waiting.take() {
+            Some(thread) => thread.send(work).err().map(|SendError(work)| work),
+            None => Some(work),
+        }
+    }
+}
+
+impl fmt::Debug for Idle {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Idle")
+    }
 }
 
 /// The way from a thread to the loop, for messages before the thread is done.
@@ -84,6 +120,7 @@ impl Workers {
             sender,
             receiver,
             bell: Arc::new(bell),
+            idle: Idle::default(),
             next_ticket: 0,
         })
     }
@@ -129,10 +166,13 @@ impl Workers {
     }
 
     fn spawn(&self, work: impl FnOnce() -> Finished + Send + 'static) -> Result<(), Failure> {
-        let loop_bell = self.to_loop();
-        let thread = move || loop_bell.ring(work());
+        let Some(work) = self.idle.give(Box::new(work)) else {
+            return Ok(());
+        };
+        let bell = self.to_loop();
+        let idle = self.idle.clone();
         std::thread::Builder::new()
-            .spawn(thread)
+            .spawn(move || run(work, &bell, &idle))
             .map(drop)
             .or_failure(|| "cannot start a thread in the guest".into())
     }
@@ -144,8 +184,72 @@ impl Workers {
     }
 }
 
+/// The work of a thread, and more of it while no other thread waits.
+fn run(first: Work, bell: &Bell, idle: &Idle) {
+    let (sender, more) = channel();
+    let mut next = Some(first);
+    while let Some(work) = next {
+        let finished = work();
+        // Before the report, because the loop may answer it with the next work.
+        let waits = idle.offer(&sender);
+        bell.ring(finished);
+        next = waits.then(|| more.recv().ok()).flatten();
+    }
+}
+
 /// A panic in one operation is its failure, not the end of the guest's init.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+pub fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(refusal(Errno::IO, "the agent failed inside")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, ThreadId};
+
+    use super::*;
+
+    fn thread_of(workers: &Workers, wait: impl FnOnce() + Send + 'static) {
+        let work = move || {
+            wait();
+            let message = format!("{:?}", thread::current().id());
+            Err(refusal(Errno::IO, message))
+        };
+        workers.run_request(1, 1, work).unwrap();
+    }
+
+    fn finished(workers: &Workers) -> String {
+        match workers.receiver.recv().unwrap() {
+            Finished::Request { reply, .. } => reply.unwrap_err().message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_thread_waits_for_the_next_work() {
+        let workers = Workers::new().unwrap();
+        thread_of(&workers, || ());
+        let first = finished(&workers);
+        for _ in 0..10 {
+            thread_of(&workers, || ());
+            assert_eq!(finished(&workers), first);
+        }
+        let own: ThreadId = thread::current().id();
+        assert_ne!(first, format!("{own:?}"));
+    }
+
+    #[test]
+    fn work_does_not_wait_for_other_work() {
+        let workers = Workers::new().unwrap();
+        let (go, waits) = channel::<()>();
+        thread_of(&workers, move || tolerate(waits.recv()));
+        thread_of(&workers, || ());
+        let quick = finished(&workers);
+        drop(go);
+        let slow = finished(&workers);
+        assert_ne!(quick, slow);
+        // Whichever waits now: no work is lost.
+        thread_of(&workers, || ());
+        finished(&workers);
+    }
 }

@@ -2,6 +2,7 @@
 
 mod client;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use client::{Agent, exec, shell};
@@ -219,10 +220,20 @@ impl Hierarchy {
         let path = format!("{mount}/sandtree-test-{}", std::process::id());
         std::fs::create_dir(&path).ok().map(|()| Self(path))
     }
+
+    /// The cgroups of commands.
+    fn groups(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(format!("{}/sandtree", self.0)).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.is_dir()).collect()
+    }
 }
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
+        for group in self.groups() {
+            std::fs::remove_dir(group).unwrap();
+        }
         std::fs::remove_dir(format!("{}/sandtree", self.0)).unwrap();
         std::fs::remove_dir(&self.0).unwrap();
     }
@@ -251,10 +262,14 @@ fn a_timeout_ends_processes_that_left_the_session() {
     let pids = self::pids(&mut agent, channel, 1);
     agent.client.send(&HostMessage::Close { channel });
     wait_gone(pids[0]);
-    // The last cgroup is removed when the agent has seen the end of its last process.
+    // The last cgroup is removed when the agent has seen the end of its last process. That of the
+    // next command is left, without processes.
     let deadline = Instant::now() + Duration::from_secs(10);
-    let groups = || std::fs::read_dir(format!("{}/sandtree", hierarchy.0)).unwrap();
-    while groups().any(|entry| entry.unwrap().file_type().unwrap().is_dir()) {
+    let is_empty = |group: &PathBuf| {
+        let events = std::fs::read_to_string(group.join("cgroup.events"));
+        events.is_ok_and(|events| events.contains("populated 0"))
+    };
+    while !matches!(&hierarchy.groups()[..], [next] if is_empty(next)) {
         assert!(Instant::now() < deadline, "a cgroup is left");
     }
 }

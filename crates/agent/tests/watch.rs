@@ -148,15 +148,19 @@ fn a_watch_ends_with_its_channel_or_its_directory() {
     let seen = watched.agent.client.finish(channel);
     assert_eq!(seen.outcome, Some(Outcome::Done));
 
-    // A closed channel leaves the pipe of the watch without a reader, so its thread ends.
+    // A closed channel leaves the pipe of the watch without a reader, so its thread stops watching.
     let mut watched = Watched::new(WatchScope::Directory);
     let channel = watched.channel;
-    let threads = format!("/proc/{}/task", watched.agent.process.id());
-    let count = || fs::read_dir(&threads).unwrap().count();
-    let watching = count();
+    let open = format!("/proc/{}/fd", watched.agent.process.id());
+    let is_watching = || {
+        let files = fs::read_dir(&open).unwrap().flatten();
+        let mut targets = files.filter_map(|file| fs::read_link(file.path()).ok());
+        targets.any(|target| target == Path::new("anon_inode:inotify"))
+    };
+    assert!(is_watching());
     watched.agent.client.send(&HostMessage::Close { channel });
     let client = &mut watched.agent.client;
-    client.until("end of the watch", |_| count() < watching);
+    client.until("end of the watch", |_| !is_watching());
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{Gid, Mode, OFlags, Uid};
@@ -196,23 +196,23 @@ struct Refused {
 }
 
 /// Everything that the child needs, made before it starts: the child must not allocate.
-struct Launch {
+struct Launch<'a> {
     programs: Vec<CString>,
     argv: Vec<CString>,
     env: Vec<CString>,
     dirs: Vec<CString>,
-    procs: Option<OwnedFd>,
+    procs: Option<BorrowedFd<'a>>,
     terminal: bool,
     open_files: Rlimit,
     user: Option<(Uid, Gid, Vec<Gid>)>,
 }
 
-impl Launch {
+impl<'a> Launch<'a> {
     fn new(
         defaults: &Defaults,
         start: &ExecStart,
         account: &Account,
-        cgroup: Option<&Cgroup>,
+        cgroup: Option<&'a Cgroup>,
     ) -> Result<Self, Failure> {
         let env = environment(start, account);
         let root = rustix::process::geteuid().is_root();
@@ -221,10 +221,6 @@ impl Launch {
             .iter()
             .map(|&gid| Gid::from_raw(gid))
             .collect();
-        let procs = cgroup
-            .map(Cgroup::procs)
-            .transpose()
-            .or_failure(|| "cannot open the cgroup".into())?;
         Ok(Self {
             programs: programs(start, &env)?,
             argv: start
@@ -237,7 +233,7 @@ impl Launch {
                 .map(|(key, value)| c_string(&[key, b"=".as_slice(), value].concat()))
                 .collect::<Result<_, _>>()?,
             dirs: directories(start, account)?,
-            procs,
+            procs: cgroup.map(Cgroup::procs),
             terminal: start.terminal.is_some(),
             open_files: defaults.open_files,
             user: root.then(|| {

@@ -108,8 +108,10 @@ pub struct Agent {
     exit_waiters: Vec<Sender<ChildExit>>,
     /// Readable when a child has ended, or a signal asks init to shut down.
     signals: OwnedFd,
-    /// Processes that outlive their commands.
+    /// Processes of commands that have ended; some outlive them.
     families: Vec<Family>,
+    /// Whether those that are gone are removed, and the next command has its cgroup.
+    is_tidy: bool,
     /// Streams of such processes: read and dropped, because a closed stream would kill its writer.
     discarded: Vec<OwnedFd>,
     spares: Spares,
@@ -152,6 +154,7 @@ impl Agent {
             exit_waiters: Vec::new(),
             signals,
             families: Vec::new(),
+            is_tidy: false,
             discarded: Vec::new(),
             spares: Spares::default(),
             has_more_input: false,
@@ -167,6 +170,7 @@ impl Agent {
             self.settle();
             let unsent = self.send();
             self.screen.release_if_due();
+            self.tidy();
             if let Some(end) = self.end() {
                 return Ok(end);
             }
@@ -205,6 +209,7 @@ impl Agent {
 
     /// Reaps every child that has ended, commands and orphans alike.
     fn reap(&mut self) {
+        self.is_tidy = false;
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             match self.channels.values_mut().find(|channel| channel.runs(pid)) {
                 Some(channel) => channel.exited(status),
@@ -214,9 +219,18 @@ impl Agent {
                     .retain(|waiter| waiter.send(ChildExit { pid, status }).is_ok()),
             }
         }
+    }
+
+    /// Removes the cgroups of commands that are gone, and makes that of the next command. No answer
+    /// waits for this.
+    fn tidy(&mut self) {
+        if std::mem::replace(&mut self.is_tidy, true) {
+            return;
+        }
         for family in self.families.extract_if(.., |family| family.is_gone()) {
             family.remove();
         }
+        self.place.defaults.cgroups.prepare();
     }
 
     /// Handles the results of threads.
@@ -297,11 +311,8 @@ impl Agent {
 
     fn look_after(&mut self, remains: Remains) {
         self.discarded.extend(remains.pipes);
-        match remains.family {
-            Some(family) if family.is_gone() => family.remove(),
-            Some(family) => self.families.push(family),
-            None => {}
-        }
+        self.families.extend(remains.family);
+        self.is_tidy = false;
     }
 
     /// Sends until the port is full or nothing is left. Returns true if neither happened in this
