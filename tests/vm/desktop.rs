@@ -3,6 +3,8 @@
 //! The image is made once for all builds, and its warm state once for each build. Most tests begin
 //! from a snapshot with a terminal open, in which `cat` writes what is typed to a file.
 
+mod console;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -75,8 +77,7 @@ fn open_terminal(world: &World, name: &str) {
     });
     assert!(opened.is_some(), "the terminal does not start");
     // Its window appears a little later than its shell.
-    let still = ["screenshot", name, "--wait-still", "2s", "--timeout", "2m"];
-    world.ok([&still[..], &["-o", "/dev/null"]].concat());
+    await_still(world, name);
     // The first character of a program takes long: it loads its input method.
     world.ok(["mouse", name, "click", "400", "400"]);
     type_line(world, name, "ready");
@@ -85,6 +86,20 @@ fn open_terminal(world: &World, name: &str) {
     say(world, name, &format!("truncate -s 0 {TYPED}"));
     stop_clock(world, name);
     world.ok(["screenshot", name, "--wait-still", "1s", "-o", "/dev/null"]);
+}
+
+/// Waits until the screen has shown the same for two seconds.
+#[track_caller]
+fn await_still(world: &World, name: &str) {
+    let still = ["screenshot", name, "--wait-still", "2s", "--timeout", "2m"];
+    world.ok([&still[..], &["-o", "/dev/null"]].concat());
+}
+
+/// Keeps a picture: `docs/figures/desktop.png` is one of these.
+fn keep_figure(world: &World, name: &str) {
+    await_still(world, name);
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    fs::write(dir.join("desktop.png"), picture(world, name)).unwrap();
 }
 
 #[track_caller]
@@ -287,6 +302,7 @@ fn every_script_can_be_typed_and_the_clipboard_stays() {
     let text = "Grüße, Ünïcödé – Привет, Ελληνικά € 日本語 🙂";
     type_line(&world, "d", text);
     await_typed(&world, "d", &format!("{text}\n"));
+    keep_figure(&world, "d");
     assert_eq!(world.ok(["clipboard", "d", "get"]).out(), clip);
     // Chords are keys, not characters: this one empties the line.
     world.ok(["type", "d", "not this"]);
@@ -308,8 +324,7 @@ fn every_click_and_every_step_of_the_wheel_arrives() {
         (world.sh("d", line).code == 0).then_some(())
     });
     assert!(shown.is_some(), "the window does not appear");
-    let still = ["screenshot", "d", "--wait-still", "2s", "--timeout", "2m"];
-    world.ok([&still[..], &["-o", "/dev/null"]].concat());
+    await_still(&world, "d");
     let presses = |number: u32| {
         let line =
             format!("grep -A2 'ButtonPress event' /tmp/events | grep -c 'button {number},'; true");
@@ -375,6 +390,38 @@ fn a_guest_that_hoards_frame_buffers_is_still_checkpointed() {
     world.ok(["revert", "d", "full"]);
     world.ok(["exec", "d", "--", "true"]);
     end(&world, &["d"]);
+}
+
+/// A mode needs memory of the host, and a guest may change it at any time.
+#[test]
+fn a_guest_that_changes_modes_takes_no_more_of_the_host() {
+    let world = World::like(base());
+    start(&world, "d");
+    let qemu = world.inspect("d")["qemu_pid"].as_u64().unwrap();
+    let line = "for i in $(seq 40); do for mode in 5120x2160 640x480 1920x1080 1024x768; do \
+                xrandr --output Virtual-1 --mode $mode || exit 1; done; done; echo done";
+    assert_eq!(say(&world, "d", line), "done");
+    // The guest's own memory, and that of QEMU. Forty times the largest mode would be 1.8 GB.
+    let taken = own_memory(qemu);
+    assert!(taken < (1024 + 256) << 20, "{taken} bytes");
+    assert_eq!(decoded(&picture(&world, "d")).0, 1024);
+    world.ok(["checkpoint", "d"]);
+    end(&world, &["d"]);
+}
+
+/// The memory that a process does not share, in bytes: also the guest's pages that were written.
+fn own_memory(pid: u64) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib: u64 = line
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap();
+    kib << 10
 }
 
 #[test]

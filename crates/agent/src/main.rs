@@ -44,9 +44,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use rustix::process::{Resource, Rlimit};
+use rustix::system::RebootCommand;
 
 use cgroup::Cgroups;
 use exec::spawn::Defaults;
+use failure::tolerate;
 use hooks::HookDir;
 use init::{BootError, ImageInit, Rest, Settling};
 use link::Link;
@@ -108,6 +110,10 @@ impl Default for Surroundings {
 fn run_guest() -> ! {
     let served = init::boot().and_then(|booted| {
         let role = booted.role();
+        if role == Role::Init {
+            // Ctrl-Alt-Del is a signal to the agent then, and not a reset without a sync.
+            tolerate(rustix::system::reboot(RebootCommand::CadOff));
+        }
         let cgroups = Cgroups::open("/sys/fs/cgroup");
         let hooks = Some(hooks::PLACE.into());
         if role == Role::UnderInit {

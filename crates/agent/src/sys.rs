@@ -213,6 +213,40 @@ pub fn trim(mount: impl AsFd) -> io::Result<()> {
     check(unsafe { libc::ioctl(mount.as_fd().as_raw_fd(), FITRIM, &raw mut range) }).map(drop)
 }
 
+/// `_IOW('U', …, int)` and `_IO('U', …)` of uinput.
+const UI_SET_EVBIT: libc::c_ulong = 0x4004_5564;
+const UI_SET_KEYBIT: libc::c_ulong = 0x4004_5565;
+const UI_SET_RELBIT: libc::c_ulong = 0x4004_5566;
+const UI_SET_ABSBIT: libc::c_ulong = 0x4004_5567;
+const UI_DEV_CREATE: libc::c_ulong = 0x5501;
+
+/// What an input device of the agent can report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputBit {
+    Kind(u16),
+    Key(u16),
+    Relative(u16),
+    Absolute(u16),
+}
+
+pub fn add_input_bit(device: impl AsFd, bit: InputBit) -> io::Result<()> {
+    let (request, number) = match bit {
+        InputBit::Kind(number) => (UI_SET_EVBIT, number),
+        InputBit::Key(number) => (UI_SET_KEYBIT, number),
+        InputBit::Relative(number) => (UI_SET_RELBIT, number),
+        InputBit::Absolute(number) => (UI_SET_ABSBIT, number),
+    };
+    let number = libc::c_int::from(number);
+    // SAFETY: these requests take a number.
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), request, number) }).map(drop)
+}
+
+/// Shows a device that has been described to the guest's programs, until it is closed.
+pub fn create_input_device(device: impl AsFd) -> io::Result<()> {
+    // SAFETY: UI_DEV_CREATE has no argument.
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), UI_DEV_CREATE) }).map(drop)
+}
+
 /// Sets an interface's address or netmask (`SIOCSIFADDR`, `SIOCSIFNETMASK`).
 pub fn set_interface_address(
     socket: impl AsFd,

@@ -41,7 +41,7 @@ fn by_code(code: Code, report: &Report) -> Option<String> {
             "create it with --display 1280x800, or from an image with a screen such as desktop"
         }
         Code::NoXServer => {
-            "start one in the guest, or use the image desktop; `sandtree view` works without one"
+            "start one in the guest, or use the image desktop; pictures, keys and mouse need none"
         }
         Code::ScreenTimeout => "wait longer with --timeout; a blinking cursor is a change, too",
         Code::NoMount => "`sandtree mount ls SANDBOX` lists its mounts",

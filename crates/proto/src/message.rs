@@ -442,7 +442,7 @@ impl Request {
             Request::Mount(_) | Request::Unmount(_) => 5,
             Request::SetOwner { .. } => 6,
             Request::Attributes { .. } | Request::SetAttributes { .. } => 6,
-            Request::Screen(_) => 8,
+            Request::Screen(request) => request.version(),
             _ => 1,
         }
     }
@@ -899,10 +899,16 @@ mod tests {
                 down: false,
             },
             ScreenInput::Pause { ms: 300 },
+            ScreenInput::Point { x: 300, y: 1 },
         ];
         assert_eq!(
             request(12, ScreenRequest::Input(inputs)),
-            "060c15010500e3ff0301".to_owned() + "010161" + "02ac0201" + "030100" + "04ac02"
+            "060c15010600e3ff0301".to_owned()
+                + "010161"
+                + "02ac0201"
+                + "030100"
+                + "04ac02"
+                + "05ac0201"
         );
         let size = ScreenRequest::SetSize {
             width: 300,
@@ -942,10 +948,10 @@ mod tests {
             version_min,
             version_max,
         };
-        assert_eq!(hello(1, 99).agreed(), 8);
+        assert_eq!(hello(1, 99).agreed(), 9);
         assert_eq!(hello(1, 2).agreed(), 2);
         assert_eq!(hello(1, 1).agreed(), 1);
-        assert_eq!(hello(9, 10).agreed(), 0);
+        assert_eq!(hello(10, 11).agreed(), 0);
         assert_eq!(hello(0, 0).agreed(), 0);
     }
 

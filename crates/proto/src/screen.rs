@@ -1,4 +1,5 @@
-//! Requests to the guest's X server: keys, text, pointer, and the size of the screen.
+//! Requests to the guest's X server: keys, text, pointer, and the size of the screen. In a guest
+//! without one, keys and the pointer are those of input devices.
 //!
 //! Always: one list of inputs is one unit. The agent checks all of it before it does any of it, no
 //! other list comes in between, and it answers when the X server has processed the list.
@@ -9,7 +10,7 @@ use thiserror::Error;
 /// How many inputs one request may have.
 pub const INPUTS_MAX: usize = 4096;
 /// The bytes of text of all inputs of one request. A longer text is sent in several requests.
-pub const TEXT_MAX: usize = 16 * 1024;
+pub const TEXT_MAX: usize = 4 * 1024;
 /// The milliseconds of all pauses of one request.
 pub const PAUSES_MAX_MS: u32 = 10_000;
 /// The bytes of a clipboard.
@@ -53,6 +54,28 @@ pub enum ScreenInput {
     Pause {
         ms: u16,
     },
+    /// The pointer to a part of the width and of the height, of 65536: for guests whose pixels the
+    /// agent does not know. From version 9 on.
+    Point {
+        x: u16,
+        y: u16,
+    },
+}
+
+impl ScreenRequest {
+    /// The lowest version of the protocol that knows it.
+    pub fn version(&self) -> u16 {
+        match self {
+            Self::Input(inputs) if inputs.iter().any(ScreenInput::is_point) => 9,
+            Self::Look | Self::Input(_) | Self::SetSize { .. } => 8,
+        }
+    }
+}
+
+impl ScreenInput {
+    fn is_point(&self) -> bool {
+        matches!(self, Self::Point { .. })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,7 +126,10 @@ pub fn check(inputs: &[ScreenInput]) -> Result<(), InputError> {
                 text_bytes += text.len();
             }
             ScreenInput::Pause { ms } => pauses_ms += u32::from(*ms),
-            ScreenInput::Key { .. } | ScreenInput::Button { .. } | ScreenInput::Move { .. } => {}
+            ScreenInput::Key { .. }
+            | ScreenInput::Button { .. }
+            | ScreenInput::Move { .. }
+            | ScreenInput::Point { .. } => {}
         }
     }
     if text_bytes > TEXT_MAX {
@@ -174,7 +200,7 @@ mod tests {
             (vec![key(1); INPUTS_MAX + 1], InputError::TooMany(4097)),
             (
                 vec![text(TEXT_MAX), text(1)],
-                InputError::TooMuchText(16_385),
+                InputError::TooMuchText(4_097),
             ),
             (vec![pause.clone(), pause], InputError::TooLong(10_002)),
             (vec![key(0)], InputError::Keysym(0)),

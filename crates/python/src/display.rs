@@ -5,16 +5,12 @@ use std::time::Duration;
 
 use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyclass, pymethods};
 use pyo3::types::PyBytes;
-use sandtree::{Button, DisplaySize, Error, Place, Result};
+use sandtree::{Button, DisplaySize, Error, Place, Result, Viewers};
 use serde::Deserialize;
 
 use crate::convert::{json, parse, seconds};
 use crate::runtime::{self, Operation};
 use crate::view::View;
-
-/// The longest wait for a picture. No caller notices that a longer one ends, and the clock has a
-/// last moment.
-const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 #[pyclass(frozen)]
 #[derive(Debug)]
@@ -101,7 +97,7 @@ impl Display {
         let display = self.display.clone();
         let from = from.picture.clone();
         runtime::start(done, async move {
-            let deadline = seconds("timeout", timeout)?.min(WAIT_MAX);
+            let deadline = seconds("timeout", timeout)?;
             let changed = display.wait_change(&from, deadline).await;
             changed.map(Screenshot::new)
         })
@@ -112,7 +108,7 @@ impl Display {
         let display = self.display.clone();
         runtime::start(done, async move {
             let still = seconds("still", still)?;
-            let deadline = seconds("timeout", timeout)?.min(WAIT_MAX);
+            let deadline = seconds("timeout", timeout)?;
             let picture = display.wait_still(still, deadline).await;
             picture.map(Screenshot::new)
         })
@@ -121,7 +117,13 @@ impl Display {
     /// Listens on a port of 127.0.0.1. The result is a [`View`].
     fn view(&self, port: u16, done: Py<PyAny>) -> PyResult<Operation> {
         let display = self.display.clone();
-        runtime::start(done, View::open(display, port))
+        runtime::start(done, View::open(display, port, Viewers::WithPassword))
+    }
+
+    /// The same without a password.
+    fn view_without_password(&self, port: u16, done: Py<PyAny>) -> PyResult<Operation> {
+        let display = self.display.clone();
+        runtime::start(done, View::open(display, port, Viewers::All))
     }
 }
 

@@ -101,7 +101,9 @@ pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, No
 pub use config::{HostConfig, MachineUser, RunIn, Spares};
 pub use create::{Prepared, WarmInfo};
 pub use degradation::Degradation;
-pub use display::{Button, Display, Password, Place, ScreenInfo, Screenshot};
+pub use display::{
+    Button, Display, Password, Place, ScreenInfo, Screenshot, ViewListener, Viewers,
+};
 pub use documents::{NewArchive, Work};
 pub use error::{
     Arguments, Code, Error, ErrorKind, MachinePart, NameHolder, Report, Result, Setting, StateUser,

@@ -108,6 +108,12 @@ impl State {
         }
     }
 
+    /// Whether the machine has ended for good: only a start gives the sandbox another one. A paused
+    /// sandbox continues.
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, None | Some(Phase::Stopped | Phase::Crashed))
+    }
+
     /// Whether the sandbox has a machine, or will soon have one.
     pub fn is_live(&self) -> bool {
         self.phase

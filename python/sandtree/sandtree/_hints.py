@@ -19,7 +19,7 @@ _HINTS: dict[str, str] = {
     "mount_taken": "choose another path, or unmount it first",
     "no_mount": "`(await sandbox.info()).mounts` lists its mounts",
     "no_display": 'pass display="1280x800" to Sandbox(), or use an image with a screen such as `desktop`',
-    "no_x_server": "start one in the guest, or use the image `desktop`; pictures and `display.view()` work without one",
+    "no_x_server": "start one in the guest, or use the image `desktop`; pictures, keys, mouse and `display.view()` work without one",
     "screen_timeout": "pass a longer timeout=; a blinking cursor is a change, too",
     "screens_unsupported": "install QEMU's display devices (Debian: apt-get install qemu-system-common)",
     "apply_conflicts": "`await sandbox.changes(path)` shows them; force=True overwrites the host's files",

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -105,8 +106,14 @@ async def test_what_is_not_there_is_an_error(desktop: UbuntuDesktopSandbox) -> N
 
 async def test_vnc(desktop: UbuntuDesktopSandbox) -> None:
     assert desktop.vnc_port in range(5900, 6000)
-    assert desktop.vnc_password
     reader, writer = await asyncio.open_connection("127.0.0.1", desktop.vnc_port)
-    assert await asyncio.wait_for(reader.readexactly(12), 60) == b"RFB 003.008\n"
+    greeting = await asyncio.wait_for(reader.readexactly(12), 60)
+    assert greeting == b"RFB 003.008\n"
+    # One kind of check: none. A shared screen, then its size.
+    writer.write(greeting + b"\x01\x01")
+    checked = await asyncio.wait_for(reader.readexactly(2 + 4), 60)
+    assert checked == b"\x01\x01" + bytes(4)
+    size = struct.unpack(">HH", await asyncio.wait_for(reader.readexactly(4), 60))
+    assert size == await desktop.query_display_size()
     writer.close()
     await writer.wait_closed()

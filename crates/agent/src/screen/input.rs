@@ -54,7 +54,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// One thing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+pub enum Step {
     Press(u32),
     Release(u32),
     /// Before a text: Caps Lock must not change it.
@@ -62,7 +62,13 @@ enum Step {
     /// A press and a release.
     Tap(u32),
     EndText,
+    /// To a pixel.
     Move {
+        x: u16,
+        y: u16,
+    },
+    /// To a part of the width and of the height, of 65536.
+    Point {
         x: u16,
         y: u16,
     },
@@ -73,7 +79,7 @@ enum Step {
 
 impl Step {
     /// The keysym that needs a key.
-    fn keysym(self) -> Option<u32> {
+    pub fn keysym(self) -> Option<u32> {
         match self {
             Self::Press(keysym) | Self::Tap(keysym) => Some(keysym),
             _ => None,
@@ -86,17 +92,34 @@ impl Step {
 }
 
 /// The progress of a list.
-struct Run<'a> {
+pub struct Run<'a> {
     /// Whether the guest was restored after the list was sent.
     is_void: &'a dyn Fn() -> bool,
     until: Instant,
+    /// Since the last wait for their receiver.
     events: usize,
     /// The key that switches Caps Lock on again.
     relock: Option<u8>,
 }
 
-impl Run<'_> {
-    fn check(&self) -> Result<(), Failure> {
+impl<'a> Run<'a> {
+    /// Ends at the latest when the host stops waiting.
+    pub fn new(until: Instant, is_void: &'a dyn Fn() -> bool) -> Self {
+        Self {
+            is_void,
+            until: until.min(Instant::now() + LIST_WITHIN),
+            events: 0,
+            relock: None,
+        }
+    }
+
+    /// The end of the next part of a pause that ends at `until`. `None`: the pause is over.
+    pub fn slice(&self, until: Instant) -> Option<Instant> {
+        let now = Instant::now();
+        (now < until && !(self.is_void)()).then(|| until.min(now + PAUSE_SLICE))
+    }
+
+    pub fn check(&self) -> Result<(), Failure> {
         if (self.is_void)() {
             return Err(refusal(Errno::CANCELED, "the guest was restored"));
         }
@@ -118,21 +141,16 @@ impl Session {
     pub fn input(
         &mut self,
         inputs: &[ScreenInput],
+        until: Instant,
         is_void: &dyn Fn() -> bool,
     ) -> Result<(), Failure> {
-        screen::check(inputs).map_err(|error| refusal(Errno::INVAL, error.to_string()))?;
+        let steps = checked(inputs)?;
         self.check_positions(inputs)?;
-        let steps = steps(inputs);
         if steps.iter().any(|step| step.is_of_keyboard()) {
             self.look_at_keyboard()?;
             self.check_keys(&steps)?;
         }
-        let mut run = Run {
-            is_void,
-            until: Instant::now() + LIST_WITHIN,
-            events: 0,
-            relock: None,
-        };
+        let mut run = Run::new(until, is_void);
         let held: Vec<u32> = self.keyboard.held.iter().map(|held| held.keysym).collect();
         let buttons = self.keyboard.buttons.clone();
         let done = self.do_steps(&steps, &mut run);
@@ -275,15 +293,10 @@ impl Session {
             Step::Release(keysym) => self.release(keysym, run),
             Step::BeginText => self.unlock(run),
             Step::EndText => self.relock(run),
-            Step::Move { x, y } => {
-                run.events += 1;
-                self.wire.send(FakeInputRequest {
-                    type_: xproto::MOTION_NOTIFY_EVENT,
-                    root: self.root,
-                    root_x: x as i16,
-                    root_y: y as i16,
-                    ..FakeInputRequest::default()
-                })
+            Step::Move { x, y } => self.move_to(x, y, run),
+            Step::Point { x, y } => {
+                let (width, height) = self.size()?;
+                self.move_to(pixel(x, width), pixel(y, height), run)
             }
             Step::ButtonDown(number) => {
                 self.keyboard.buttons.insert(number);
@@ -295,6 +308,17 @@ impl Session {
             }
             Step::Pause(time) => self.pause(time, run),
         }
+    }
+
+    fn move_to(&mut self, x: u16, y: u16, run: &mut Run<'_>) -> Result<(), Failure> {
+        run.events += 1;
+        self.wire.send(FakeInputRequest {
+            type_: xproto::MOTION_NOTIFY_EVENT,
+            root: self.root,
+            root_x: x as i16,
+            root_y: y as i16,
+            ..FakeInputRequest::default()
+        })
     }
 
     /// Releases what a list that failed has pressed.
@@ -439,10 +463,9 @@ impl Session {
     }
 
     /// Serves the clipboard in the meantime.
-    fn pause(&mut self, time: Duration, run: &mut Run<'_>) -> Result<(), Failure> {
+    fn pause(&mut self, time: Duration, run: &Run<'_>) -> Result<(), Failure> {
         let until = Instant::now() + time;
-        while Instant::now() < until && !(run.is_void)() {
-            let slice = until.min(Instant::now() + PAUSE_SLICE);
+        while let Some(slice) = run.slice(until) {
             self.await_event(slice, |_| None::<()>)?;
         }
         Ok(())
@@ -480,6 +503,17 @@ fn is_set(keys: &[u8; 32], code: u8) -> bool {
     keys[usize::from(code / 8)] >> (code % 8) & 1 == 1
 }
 
+/// The pixel at a part of a length, of 65536.
+fn pixel(part: u16, length: u16) -> u16 {
+    (u32::from(part) * u32::from(length) / (u32::from(u16::MAX) + 1)) as u16
+}
+
+/// The steps of a list. Refuses one that no guest can do.
+pub fn checked(inputs: &[ScreenInput]) -> Result<Vec<Step>, Failure> {
+    screen::check(inputs).map_err(|error| refusal(Errno::INVAL, error.to_string()))?;
+    Ok(steps(inputs))
+}
+
 fn steps(inputs: &[ScreenInput]) -> Vec<Step> {
     let mut steps = Vec::new();
     for input in inputs {
@@ -498,6 +532,7 @@ fn steps(inputs: &[ScreenInput]) -> Vec<Step> {
                 steps.push(Step::EndText);
             }
             ScreenInput::Move { x, y } => steps.push(Step::Move { x: *x, y: *y }),
+            ScreenInput::Point { x, y } => steps.push(Step::Point { x: *x, y: *y }),
             ScreenInput::Button { number, down: true } => steps.push(Step::ButtonDown(*number)),
             ScreenInput::Button {
                 number,
@@ -560,6 +595,15 @@ mod tests {
         assert_eq!(steps_before(&steps, 1), 2);
         assert_eq!(steps_before(&steps, 2), 5);
         assert_eq!(steps_before(&steps, 3), 7);
+    }
+
+    #[test]
+    fn the_ends_of_a_length_are_its_first_and_last_pixel() {
+        assert_eq!(pixel(0, 1280), 0);
+        assert_eq!(pixel(u16::MAX, 1280), 1279);
+        assert_eq!(pixel(u16::MAX, 0), 0);
+        assert_eq!(pixel(u16::MAX / 2, 801), 400);
+        assert_eq!(pixel(76, 1280), 1);
     }
 
     #[test]

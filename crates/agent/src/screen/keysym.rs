@@ -22,9 +22,24 @@ pub fn of(character: char) -> u32 {
     }
 }
 
+/// The character of a keysym, or its number.
+pub fn shown(keysym: u32) -> String {
+    let code = keysym.checked_sub(UNICODE).unwrap_or(keysym);
+    let is_character = keysym >= UNICODE || matches!(keysym, 0x20..=0x7e | 0xa0..=0xff);
+    let character = char::from_u32(code).filter(|_| is_character);
+    character.map_or_else(|| format!("keysym {keysym:#x}"), |found| found.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_character_is_shown_as_itself() {
+        assert_eq!(shown(of('ü')), "ü");
+        assert_eq!(shown(of('€')), "€");
+        assert_eq!(shown(RETURN), "keysym 0xff0d");
+    }
 
     #[test]
     fn latin_1_is_itself_and_the_rest_is_unicode() {

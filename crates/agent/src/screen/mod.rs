@@ -2,19 +2,22 @@
 //!
 //! ```text
 //!   loop, workers ── jobs ──► thread ══ X server        one job after the other
-//!        ▲                      │  └─ serves the clipboard at any time
+//!        ▲                      │  ├─ serves the clipboard at any time
+//!        │                      │  └─ without an X server: input devices of the kernel
 //!        └────── answers ───────┘
 //! ```
 //!
-//! The thread begins with the first job and connects for it. It ends when it has neither a job nor
-//! a connection, hence when the X server ends; the next job begins another one.
+//! The thread begins with the first job and connects for it. It ends when it has neither a job, nor
+//! a connection, nor devices; the next job begins another one.
 //!
 //! Always: the loop never waits for the X server. At most [`JOBS_MAX`] jobs wait, and a job ends in
 //! bounded time. Jobs from before a restore are not done after it: their host is gone.
-//! When it fails: a guest without an X server answers ENODEV. After an error of the connection it
-//! is closed, and the next job connects again; the clipboard that the agent had is then empty.
+//! When it fails: a guest without an X server answers ENODEV, except to input. After an error of
+//! the connection it is closed, and the next job connects again; the clipboard that the agent had
+//! is then empty.
 
 mod clipboard;
+mod devices;
 mod event;
 mod input;
 mod keyboard;
@@ -23,6 +26,7 @@ mod look;
 mod session;
 mod size;
 mod transfer;
+mod us;
 mod wire;
 
 use std::collections::VecDeque;
@@ -36,9 +40,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use sandtree_proto::{Failure, Reply, ScreenRequest, ScreenState};
 
+use self::devices::Devices;
 use self::session::Session;
 use crate::failure::{failure, refusal, tolerate};
-use crate::workers::{Bell, Finished};
+use crate::workers::{Bell, Finished, guarded};
 
 const JOBS_MAX: usize = 64;
 /// Less than the host waits, and more than the limits of single steps.
@@ -219,8 +224,8 @@ impl Shared {
     }
 
     fn run(&self) {
-        let mut session = None;
-        while let Some(job) = self.next_job(&mut session) {
+        let mut ends = Ends::default();
+        while let Some(job) = self.next_job(&mut ends) {
             let Job {
                 work,
                 restores,
@@ -234,38 +239,41 @@ impl Shared {
                 // The host does not wait any more, and may send it again.
                 Err(refusal(Errno::TIMEDOUT, "the screen was busy for too long"))
             } else {
-                perform(&mut session, work, until, &is_void)
+                guarded(|| ends.perform(work, until, &is_void))
             };
-            close_if_broken(&mut session);
+            ends.close_if_broken();
             answer(result);
         }
     }
 
     /// The next job. Serves the clipboard until there is one. `None`: the thread ends.
-    fn next_job(&self, session: &mut Option<Session>) -> Option<Job> {
+    fn next_job(&self, ends: &mut Ends) -> Option<Job> {
         loop {
             let mut queue = self.lock();
             if let Some(job) = queue.jobs.pop_front() {
                 return Some(job);
             }
-            let Some(open) = session else {
+            if ends.session.is_none() && ends.devices.is_none() {
                 queue.has_thread = false;
                 return None;
-            };
-            drop(queue);
-            if open.serve_pending().is_ok_and(|has_more| !has_more) {
-                self.wait(open);
             }
-            close_if_broken(session);
+            drop(queue);
+            let mut session = ends.session.as_mut();
+            if session
+                .as_mut()
+                .is_none_or(|open| open.serve_pending().is_ok_and(|more| !more))
+            {
+                self.wait(session.as_deref());
+            }
+            ends.close_if_broken();
         }
     }
 
     /// Waits for a job or an event.
-    fn wait(&self, session: &Session) {
-        let mut ends = [
-            PollFd::new(&self.bell, PollFlags::IN),
-            PollFd::from_borrowed_fd(session.wire.as_fd(), PollFlags::IN),
-        ];
+    fn wait(&self, session: Option<&Session>) {
+        let mut ends = vec![PollFd::new(&self.bell, PollFlags::IN)];
+        let events = |open| PollFd::from_borrowed_fd(open, PollFlags::IN);
+        ends.extend(session.map(|session| events(session.wire.as_fd())));
         // An interruption only looks once more.
         tolerate(poll(&mut ends, None));
         // An empty counter only means that no job came.
@@ -273,34 +281,87 @@ impl Shared {
     }
 }
 
-fn close_if_broken(session: &mut Option<Session>) {
-    session.take_if(|session| session.wire.is_broken());
+/// What the thread works with.
+#[derive(Default)]
+struct Ends {
+    session: Option<Session>,
+    /// In a guest that had no X server when it got input.
+    devices: Option<Devices>,
 }
 
-fn perform(
-    session: &mut Option<Session>,
-    work: Work,
-    until: Instant,
-    is_void: &dyn Fn() -> bool,
-) -> Result<Answered, Failure> {
-    let session = match session {
-        Some(session) => session,
-        None => session.insert(Session::connect()?),
-    };
-    session.wire.limit(Some(until));
-    let answered = do_work(session, work, is_void);
-    session.wire.limit(None);
-    answered
+impl Ends {
+    fn close_if_broken(&mut self) {
+        self.session.take_if(|session| session.wire.is_broken());
+    }
+
+    fn perform(
+        &mut self,
+        work: Work,
+        until: Instant,
+        is_void: &dyn Fn() -> bool,
+    ) -> Result<Answered, Failure> {
+        if matches!(work, Work::Release) {
+            self.release_devices()?;
+        }
+        if self.session.is_none() {
+            match Session::connect() {
+                Ok(session) => {
+                    self.session = Some(session);
+                    // From now on, input goes to the server.
+                    self.release_devices()?;
+                }
+                Err(failure) if failure.errno == Errno::NODEV.raw_os_error() => {
+                    return self.perform_alone(work, failure, until, is_void);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        let session = self.session.as_mut().expect("it is connected");
+        session.wire.limit(Some(until));
+        let answered = do_work(session, work, until, is_void);
+        session.wire.limit(None);
+        answered
+    }
+
+    /// Does what is possible without an X server.
+    fn perform_alone(
+        &mut self,
+        work: Work,
+        failure: Failure,
+        until: Instant,
+        is_void: &dyn Fn() -> bool,
+    ) -> Result<Answered, Failure> {
+        match work {
+            Work::Request(ScreenRequest::Input(inputs)) => {
+                let devices = match &mut self.devices {
+                    Some(devices) => devices,
+                    None => self.devices.insert(Devices::add()?),
+                };
+                devices.input(&inputs, until, is_void).map(done)
+            }
+            // Keys of an X server that has ended are not down.
+            Work::Release => Ok(Answered::Done),
+            _ => Err(failure),
+        }
+    }
+
+    fn release_devices(&mut self) -> Result<(), Failure> {
+        let devices = self.devices.as_mut();
+        devices.map_or(Ok(()), Devices::release_all)
+    }
 }
 
 fn do_work(
     session: &mut Session,
     work: Work,
+    until: Instant,
     is_void: &dyn Fn() -> bool,
 ) -> Result<Answered, Failure> {
     match work {
         Work::Request(ScreenRequest::Look) => session.look().map(Answered::Screen),
-        Work::Request(ScreenRequest::Input(inputs)) => session.input(&inputs, is_void).map(done),
+        Work::Request(ScreenRequest::Input(inputs)) => {
+            session.input(&inputs, until, is_void).map(done)
+        }
         Work::Request(ScreenRequest::SetSize { width, height }) => {
             session.set_size(width, height).map(done)
         }

@@ -4,20 +4,24 @@
 //!   screenshot ── driver ── QEMU                 whatever the guest does
 //!   view ──────── bridge ── driver ── QEMU       from one machine to the next
 //!   keys, text, pointer, clipboard, size ── agent ── X server of the guest
+//!   keys, text, pointer ─────────────────── agent ── kernel of a guest without an X server
 //! ```
 //!
 //! Keys and the pointer go through the agent: the X server takes all of them in order and
 //! acknowledges them, where an emulated keyboard drops keys that a slow guest does not fetch in
-//! time. A list of events is carried out as one unit, inside the guest. A copy that is restored
-//! from the middle of a list drops the rest of it, and releases all keys.
+//! time. In a guest without an X server they come from input devices of the agent. A list of events
+//! is carried out as one unit, inside the guest. A copy that is restored from the middle of a list
+//! drops the rest of it, and releases all keys.
 
 mod keys;
+mod listen;
 mod picture;
 mod rfb;
 mod view;
 
 use std::time::Duration;
 
+use rustix::io::Errno;
 use sandtree_proto::ScreenInput as Input;
 use sandtree_proto::screen::{CLIPBOARD_MAX, InputError, check, pieces};
 use sandtree_store::DisplaySize;
@@ -26,6 +30,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep};
 
 use self::keys::Chord;
+pub use self::listen::{ViewListener, Viewers};
 pub use self::picture::Screenshot;
 pub use self::rfb::Password;
 use crate::boxed::Boxed;
@@ -189,6 +194,10 @@ impl Display {
             for input in &inputs {
                 check(std::slice::from_ref(input)).map_err(invalid)?;
             }
+            // The guest checks each piece on its own.
+            if inputs.len() > 1 && !text.chars().all(is_on_us_keyboard) {
+                self.info().await?;
+            }
             for input in inputs {
                 self.input(vec![input]).await?;
             }
@@ -226,8 +235,7 @@ impl Display {
 
     /// Moves the pointer.
     pub async fn move_to(&self, place: Place) -> Result<()> {
-        self.check_places(&[place]).await?;
-        self.input(vec![moved(place)]).await
+        self.input_at(&[place], vec![moved(place)]).await
     }
 
     /// Clicks so many times, at a place or where the pointer is.
@@ -235,12 +243,11 @@ impl Display {
         if !(1..=CLICKS_MAX).contains(&count) {
             return Err(Error::invalid("number of clicks", count, "from 1 to 10"));
         }
-        self.check_places(at.as_slice()).await?;
         let mut events: Vec<Input> = at.map(moved).into_iter().collect();
         for _ in 0..count {
             events.extend(pressed(button.number()));
         }
-        self.input(events).await
+        self.input_at(at.as_slice(), events).await
     }
 
     /// Presses a button and holds it.
@@ -254,7 +261,6 @@ impl Display {
 
     /// Drags from one place to another.
     pub async fn drag(&self, from: Place, to: Place, button: Button) -> Result<()> {
-        self.check_places(&[from, to]).await?;
         let number = button.number();
         let pause = Input::Pause { ms: PRESS_MS };
         let between = |a: u16, b: u16, step: i32| {
@@ -270,7 +276,7 @@ impl Display {
             events.push(pause.clone());
         }
         events.push(up(number));
-        self.input(events).await
+        self.input_at(&[from, to], events).await
     }
 
     /// Turns the wheel: down and right are positive.
@@ -279,7 +285,6 @@ impl Display {
         if most > SCROLL_MAX {
             return Err(Error::invalid("number of steps", most, "at most 100"));
         }
-        self.check_places(at.as_slice()).await?;
         let mut events: Vec<Input> = at.map(moved).into_iter().collect();
         let ways = [
             (downward, WHEEL_DOWN, WHEEL_UP),
@@ -291,7 +296,7 @@ impl Display {
                 events.extend([down(number), up(number)]);
             }
         }
-        self.input(events).await
+        self.input_at(at.as_slice(), events).await
     }
 
     /// The text of the clipboard. `None`: it has no text.
@@ -310,38 +315,53 @@ impl Display {
     }
 
     /// Serves a VNC client, until it leaves or the sandbox stops. A revert, a pause and a resume do
-    /// not end it.
-    pub fn serve_view<'a, S>(&'a self, viewer: S, password: &'a Password) -> Boxed<'a, Result<()>>
+    /// not end it. Without a password, the caller has checked who the viewer is.
+    pub fn serve_view<'a, S>(
+        &'a self,
+        viewer: S,
+        password: Option<&'a Password>,
+    ) -> Boxed<'a, Result<()>>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'a,
     {
         Box::pin(view::serve(&self.sandbox, viewer, password))
     }
 
-    /// Refuses places outside of the screen.
-    async fn check_places(&self, places: &[Place]) -> Result<()> {
-        if places.is_empty() {
-            return Ok(());
-        }
-        let ScreenInfo { width, height, .. } = self.info().await?;
-        match places
-            .iter()
-            .find(|place| place.x >= width || place.y >= height)
-        {
-            None => Ok(()),
-            Some(Place { x, y }) => {
-                let rule = format!("the screen has {width}x{height} pixels");
-                Err(Error::invalid("place", format!("{x},{y}"), &rule))
+    /// Opens a port of 127.0.0.1 for VNC clients; 0 is a free one.
+    pub async fn listen(&self, port: u16, viewers: Viewers) -> Result<ViewListener> {
+        ViewListener::open(self.clone(), port, viewers).await
+    }
+
+    /// Carries out a list of events as [`input`](Self::input) does. Places outside of the screen
+    /// are refused before the first event.
+    async fn input_at(&self, places: &[Place], events: Vec<Input>) -> Result<()> {
+        check(&events).map_err(invalid)?;
+        let guest = self.guest().await?;
+        let mut events = events;
+        if !places.is_empty() {
+            match guest.look_at_screen().await {
+                Ok(state) => check_places(places, state.width.into(), state.height.into())?,
+                Err(error) if Guest::lacks_screen(&error) => {
+                    let shown = self.screenshot().await?;
+                    check_places(places, shown.width(), shown.height())?;
+                    for event in &mut events {
+                        *event = in_parts(event.clone(), &shown);
+                    }
+                }
+                Err(error) => return Err(error),
             }
         }
+        let done = guest.screen_input(events).await.map_err(self.explained());
+        done.map_err(|error| match Guest::refused_with(&error, Errno::INVAL) {
+            Some(rule) => Error::invalid("input", "", rule),
+            None => error,
+        })
     }
 
     /// Carries out a list of events as one unit. A list that is not possible is refused before its
     /// first event.
     async fn input(&self, events: Vec<Input>) -> Result<()> {
-        check(&events).map_err(invalid)?;
-        let done = self.guest().await?.screen_input(events).await;
-        done.map_err(self.explained())
+        self.input_at(&[], events).await
     }
 
     async fn guest(&self) -> Result<Guest> {
@@ -358,6 +378,23 @@ impl Display {
             }
         }
     }
+}
+
+/// Refuses places outside of the screen.
+fn check_places(places: &[Place], width: u32, height: u32) -> Result<()> {
+    let is_outside = |place: &&Place| u32::from(place.x) >= width || u32::from(place.y) >= height;
+    match places.iter().find(is_outside) {
+        None => Ok(()),
+        Some(Place { x, y }) => {
+            let rule = format!("the screen has {width}x{height} pixels");
+            Err(Error::invalid("place", format!("{x},{y}"), &rule))
+        }
+    }
+}
+
+/// Whether a character can be typed in a guest without an X server.
+fn is_on_us_keyboard(character: char) -> bool {
+    matches!(character, ' '..='~' | '\n' | '\t')
 }
 
 fn invalid(error: InputError) -> Error {
@@ -378,6 +415,23 @@ async fn pause(end: Instant, what: &'static str, after: Duration) -> Result<()> 
     }
     sleep(LOOK_INTERVAL).await;
     Ok(())
+}
+
+/// A move to a pixel as one to a part of the screen: an agent without an X server does not know the
+/// pixels.
+fn in_parts(event: Input, shown: &Screenshot) -> Input {
+    // The middle of the pixel, whichever way the guest rounds.
+    let part = |pixel: u16, length: u32| {
+        let middle = (2 * u64::from(pixel) + 1) * (u64::from(u16::MAX) + 1);
+        (middle / (2 * u64::from(length))) as u16
+    };
+    match event {
+        Input::Move { x, y } => Input::Point {
+            x: part(x, shown.width()),
+            y: part(y, shown.height()),
+        },
+        other => other,
+    }
 }
 
 fn moved(place: Place) -> Input {

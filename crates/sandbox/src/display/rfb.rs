@@ -90,24 +90,39 @@ fn refused(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Greets a viewer and checks its password. It waits for the screen's size then.
-pub(super) async fn greet_viewer<S>(stream: &mut S, password: &Password) -> io::Result<()>
+/// Greets a viewer and checks its password, if there is one. It waits for the screen's size then.
+pub(super) async fn greet_viewer<S>(stream: &mut S, password: Option<&Password>) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     stream.write_all(VERSION).await?;
     let mut version = [0; 12];
     stream.read_exact(&mut version).await?;
+    let check = password.map_or(NO_PASSWORD, |_| PASSWORD);
     if version == *VERSION_3 {
-        stream.write_all(&u32::from(PASSWORD).to_be_bytes()).await?;
+        stream.write_all(&u32::from(check).to_be_bytes()).await?;
     } else if version == *VERSION || version == *VERSION_7 {
-        stream.write_all(&[1, PASSWORD]).await?;
-        if stream.read_u8().await? != PASSWORD {
-            return Err(refused("the viewer does not ask for a password"));
+        stream.write_all(&[1, check]).await?;
+        if stream.read_u8().await? != check {
+            return Err(refused("the viewer asks for another kind of check"));
         }
     } else {
         return Err(refused("the viewer speaks another version of RFB"));
     }
+    match password {
+        Some(password) => check_password(stream, password, version).await?,
+        // Only this version gets a result without a check.
+        None if version == *VERSION => stream.write_all(&0_u32.to_be_bytes()).await?,
+        None => {}
+    }
+    // Whether it shares the screen: all viewers do.
+    stream.read_u8().await.map(drop)
+}
+
+async fn check_password<S>(stream: &mut S, password: &Password, version: [u8; 12]) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let mut challenge = [0; 16];
     getrandom::fill(&mut challenge).map_err(io::Error::other)?;
     stream.write_all(&challenge).await?;
@@ -119,10 +134,7 @@ where
         .zip(wanted)
         .fold(0, |all, (a, b)| all | (a ^ b));
     if differs == 0 {
-        stream.write_all(&0_u32.to_be_bytes()).await?;
-        // Whether it shares the screen: all viewers do.
-        stream.read_u8().await?;
-        return Ok(());
+        return stream.write_all(&0_u32.to_be_bytes()).await;
     }
     // Guesses take time.
     sleep(REFUSAL_PAUSE).await;

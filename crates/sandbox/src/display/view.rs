@@ -43,7 +43,11 @@ struct Bridge {
 }
 
 /// Serves a viewer until it leaves, or until the sandbox does not run any more.
-pub(super) async fn serve<S>(sandbox: &Sandbox, mut viewer: S, password: &Password) -> Result<()>
+pub(super) async fn serve<S>(
+    sandbox: &Sandbox,
+    mut viewer: S,
+    password: Option<&Password>,
+) -> Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -82,23 +86,19 @@ where
 
 /// Waits until the sandbox has stopped or is removed.
 async fn ended(sandbox: &Sandbox) {
-    while !is_over(sandbox.state().phase) {
+    while !sandbox.state().is_over() {
         sleep(LOOK_INTERVAL).await;
     }
-}
-
-fn is_over(phase: Option<Phase>) -> bool {
-    matches!(phase, None | Some(Phase::Stopped | Phase::Crashed))
 }
 
 /// Connects to the machine that runs, or to the next one. `None`: there will be none.
 async fn reach(sandbox: &Sandbox) -> Result<Option<(UnixStream, Init)>> {
     loop {
-        let phase = sandbox.state().phase;
-        if is_over(phase) {
+        let state = sandbox.state();
+        if state.is_over() {
             return Ok(None);
         }
-        if phase == Some(Phase::Running) {
+        if state.phase == Some(Phase::Running) {
             match sandbox.open_view().await {
                 Ok(mut qemu) => {
                     let greeting = timeout(QEMU_DEADLINE, rfb::greet_qemu(&mut qemu));

@@ -2,8 +2,8 @@
 //!
 //! Always: what the guest sends is bounded, and every call ends. Text and inputs beyond the limits
 //! of one request (`sandtree_proto::screen`) are the caller's to split.
-//! When it fails: [`Guest::lacks_screen`] is true of the error of a guest without an X server, and
-//! of one whose agent is too old for these calls. Nothing was typed then.
+//! When it fails: [`Guest::lacks_screen`] is true of the error of a guest without an X server.
+//! Nothing was typed then.
 
 use std::time::Duration;
 
@@ -98,20 +98,19 @@ impl Guest {
         in_time(operation, transfer).await
     }
 
-    /// Whether a call failed because the guest has no X server, or an agent that does not know of
-    /// X servers.
+    /// Whether a call failed because the guest has no X server.
     pub fn lacks_screen(error: &Error) -> bool {
-        let Error::Guest {
-            source: LinkError::Refused(refusal),
-            ..
-        } = error
-        else {
-            return false;
-        };
-        match refusal {
-            Refusal::AgentTooOld => true,
-            Refusal::Guest(failure) => failure.errno == Errno::NODEV.raw_os_error(),
-            _ => false,
+        Self::refused_with(error, Errno::NODEV).is_some()
+    }
+
+    /// What the guest says, if it refused a call with this error.
+    pub fn refused_with(error: &Error, errno: Errno) -> Option<&str> {
+        match error {
+            Error::Guest {
+                source: LinkError::Refused(Refusal::Guest(failure)),
+                ..
+            } if failure.errno == errno.raw_os_error() => Some(&failure.message),
+            _ => None,
         }
     }
 
@@ -175,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_server_and_an_old_agent_are_no_screen() {
+    fn only_a_missing_server_is_no_screen() {
         assert!(Guest::lacks_screen(&by_guest(Errno::NODEV.raw_os_error())));
-        assert!(Guest::lacks_screen(&refused(Refusal::AgentTooOld)));
+        assert!(!Guest::lacks_screen(&refused(Refusal::AgentTooOld)));
         assert!(!Guest::lacks_screen(&by_guest(Errno::INVAL.raw_os_error())));
         assert!(!Guest::lacks_screen(&refused(Refusal::QueueFull)));
         let ended = guest("look")(LinkError::ended());

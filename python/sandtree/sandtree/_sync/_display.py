@@ -26,8 +26,8 @@ class Display:
     """The screen of a sandbox, with its keyboard, mouse and clipboard.
 
     Places are pixels from the upper left corner. Pictures come from QEMU, whatever the guest does.
-    Everything else needs an X server in the guest, as the image `desktop` has one, and returns when
-    that server has taken it.
+    Everything else returns when the guest's X server has taken it. In a guest without one, keys and
+    mouse are those of its kernel; clipboard, size and other scripts are not possible.
     """
 
     def __init__(self, native: _native.Display) -> None:
@@ -131,10 +131,13 @@ class Display:
 
     # The live view.
 
-    def view(self, port: int = 0) -> View:
-        """A live view for VNC clients, on a port of 127.0.0.1. 0 chooses a free port."""
-        native = self._native
-        return View(lambda done: native.view(port, done))
+    def view(self, port: int = 0, *, password: bool = True) -> View:
+        """A live view for VNC clients, on a port of 127.0.0.1. 0 chooses a free port.
+
+        Without a password, every program of this host can see and use the screen.
+        """
+        begin = self._native.view if password else self._native.view_without_password
+        return View(lambda done: begin(port, done))
 
     def _call(self, verb: str, **request: Any) -> Any:
         native = self._native
@@ -169,8 +172,8 @@ class View:
 
     @property
     def password(self) -> str:
-        """What a viewer must know. Each view has another one."""
-        return self._started().password
+        """What a viewer must know; empty if nothing. Each view has another one."""
+        return self._started().password or ""
 
     def close(self) -> None:
         """Ends the view and its connections."""

@@ -104,7 +104,7 @@ async def _run(sandbox: Sandbox, args: argparse.Namespace) -> int:
     print(f"Starting {args.image} sandbox...")
     async with sandbox:
         if sandbox.vnc_port is not None:
-            print(f"Display: vnc://127.0.0.1:{sandbox.vnc_port}  password {sandbox.vnc_password}")
+            print(f"Display: vnc://127.0.0.1:{sandbox.vnc_port}")
         print("Welcome to quicksand! Type 'exit' to quit.\n")
         try:
             await _shell(sandbox)

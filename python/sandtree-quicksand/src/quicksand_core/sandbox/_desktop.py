@@ -1,6 +1,7 @@
 """Keyboard, mouse and screen of a sandbox with `enable_display`.
 
-Keys and mouse go to the guest's X server, as in `sandtree.Display`: a slow guest loses none.
+Keys and mouse go to the guest's X server or kernel, as in `sandtree.Display`: a slow guest loses
+none.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class DesktopMixin(Started):
         if not (0 <= x <= _AXIS_MAX and 0 <= y <= _AXIS_MAX):
             rule = f"both are from 0 to {_AXIS_MAX}, whatever the size of the screen is"
             raise ValueError(f"mouse_move({x}, {y}): {rule}")
-        info = await self._use(lambda screen: screen.info())
-        place = _scaled(x, _AXIS_MAX, info.width - 1), _scaled(y, _AXIS_MAX, info.height - 1)
+        width, height = await self.query_display_size()
+        place = _scaled(x, _AXIS_MAX, width - 1), _scaled(y, _AXIS_MAX, height - 1)
         await self._use(lambda screen: screen.move(*place))
 
     async def mouse_click(self, button: str = "left", *, double: bool = False) -> None:
@@ -94,19 +95,14 @@ class DesktopMixin(Started):
 
     @property
     def vnc_port(self) -> int | None:
-        """The port of VNC on 127.0.0.1; None without a display. Viewers need `vnc_password`."""
+        """The port of VNC on 127.0.0.1; None without a display. There is no password."""
         return None if self._view is None else self._view.port
-
-    @property
-    def vnc_password(self) -> str | None:
-        """The password of VNC, which Quicksand does not have; None without a display."""
-        return None if self._view is None else self._view.password
 
     async def _open_view(self) -> None:
         """Serves VNC clients on the first free port of VNC."""
         screen = self._screen()
         for port in VNC_PORTS:
-            view = screen.view(port)
+            view = screen.view(port, password=False)
             try:
                 await view.start()
             except sandtree.SandtreeError as error:
