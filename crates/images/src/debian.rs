@@ -66,6 +66,9 @@ const CLEAN_UP: Duration = Duration::from_secs(600);
 
 /// Adds `user`, with a home directory and sudo.
 const ADD_USER: &str = r#"chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 --user-group --groups sudo user"#;
+/// The certificates that a Debian host trusts, and where commands of a recipe find them.
+const HOST_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
+const LENT_CA: &str = "/tmp/host-ca.crt";
 /// Removes the files that describe the host and its network.
 const FORGET_HOST: &str =
     r#"rm -f "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1/etc/hostname" "$1/etc/resolv.conf""#;
@@ -74,6 +77,8 @@ const FORGET_HOST: &str =
 #[derive(Debug, Default)]
 pub(crate) struct Additions {
     pub packages: Vec<String>,
+    /// Lines for `sh -c`, in the installed system.
+    pub run: Vec<String>,
     pub nodes: Vec<Node>,
     pub disk_bytes: Option<u64>,
     pub kernel: KernelChoice,
@@ -96,7 +101,7 @@ pub(crate) fn build_with(
 ) -> Result<Image> {
     let kernel = bundle::find_or_make(job, &additions.kernel)?;
     let mut image = NewImage::begin(job.store)?;
-    bootstrap(job, &additions.packages, &mut image)?;
+    bootstrap(job, additions, &mut image)?;
     put_all(&mut image.builder, &nodes())?;
     put_all(&mut image.builder, &additions.nodes)?;
     let spec = ImageSpec {
@@ -116,7 +121,7 @@ pub(crate) fn wanted(packages: &[String]) -> Vec<String> {
     all.into_iter().collect()
 }
 
-fn bootstrap(job: &mut Job<'_>, packages: &[String], image: &mut NewImage<'_>) -> Result<()> {
+fn bootstrap(job: &mut Job<'_>, additions: &Additions, image: &mut NewImage<'_>) -> Result<()> {
     job.begin(Stage::Resolve)?;
     let sources = apt::debian_sources(job.tools)?;
     let work = job.store.stage()?;
@@ -136,12 +141,14 @@ fn bootstrap(job: &mut Job<'_>, packages: &[String], image: &mut NewImage<'_>) -
             "--keyring=/usr/share/keyrings",
             "--keyring=/etc/apt/trusted.gpg.d",
         ]);
-        command.arg(format!("--include={}", wanted(packages).join(",")));
+        let packages = wanted(&additions.packages).join(",");
+        command.arg(format!("--include={packages}"));
         command.args(options.iter().map(|option| format!("--aptopt={option}")));
-        command.args([
-            format!("--customize-hook={ADD_USER}"),
-            format!("--customize-hook={FORGET_HOST}"),
-        ]);
+        let lines = additions.run.iter().map(|line| in_system(line));
+        let hooks = std::iter::once(ADD_USER.to_owned())
+            .chain(lines)
+            .chain([FORGET_HOST.to_owned()]);
+        command.args(hooks.map(|hook| format!("--customize-hook={hook}")));
         command.args([sources.suite.as_str(), "-", "-"]);
         command.stdin(Stdio::from(list));
     })?;
@@ -149,6 +156,20 @@ fn bootstrap(job: &mut Job<'_>, packages: &[String], image: &mut NewImage<'_>) -
     let archive = child.stdout.take().expect("it is piped");
     let added = unpack(job, archive, image);
     finish(child, stderr, added)
+}
+
+/// A hook that runs a line in the installed system, which trusts what the host trusts meanwhile.
+fn in_system(line: &str) -> String {
+    let line = line.replace('\'', r"'\''");
+    format!(
+        r#"set -e
+        if [ -e {HOST_CA} ]; then
+            cp {HOST_CA} "$1{LENT_CA}"
+            export PIP_CERT={LENT_CA} SSL_CERT_FILE={LENT_CA}
+        fi
+        chroot "$1" sh -c '{line}'
+        rm -f "$1{LENT_CA}""#
+    )
 }
 
 /// Fixed variables, in addition to `PATH`, `LC_ALL` and the proxies. What packages install depends

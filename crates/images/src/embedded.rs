@@ -1,8 +1,9 @@
 //! Recipes that are part of this program: files of the directory `recipes`, embedded.
 //!
-//! Always: such a recipe begins from Debian or from another embedded recipe, and has packages and
-//! files and no other steps, so that no machine is needed to make its image. Its files are text and
-//! belong to root. It is also an ordinary recipe: a copy of its directory builds the same content.
+//! Always: such a recipe begins from Debian or from another embedded recipe. No machine is needed
+//! to make its image: its commands run in the directory that `mmdebstrap` has installed, as root of
+//! it, before the files are added. Its files are text and belong to root. It is also an ordinary
+//! recipe: a copy of its directory builds the same content.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use crate::debian::{self, Additions};
 use crate::error::Result;
 use crate::job::Job;
 use crate::new_image::{Content, Node};
-use crate::recipe::{CopyFile, Recipe, Size, parse_mode};
+use crate::recipe::{CopyFile, Recipe, Run, Size, parse_mode};
 
 /// The directory of an embedded recipe, which exists nowhere.
 const DIR: &str = "/";
@@ -112,6 +113,11 @@ impl Embedded {
         let nodes = recipe.files.iter().map(|file| self.node(file));
         additions.nodes.extend(nodes);
         additions.packages.extend(recipe.packages);
+        let lines = recipe.run.into_iter().map(|run| match run {
+            Run::Line(line) => line,
+            Run::Step(step) => step.command,
+        });
+        additions.run.extend(lines);
         additions.disk_bytes = recipe
             .size
             .map(|Size(bytes)| bytes)
@@ -153,7 +159,7 @@ impl Embedded {
 
 #[cfg(test)]
 mod tests {
-    use sandtree_store::DisplaySize;
+    use sandtree_store::{DisplaySize, Network};
 
     use super::*;
     use crate::recipe::Kernel;
@@ -166,9 +172,12 @@ mod tests {
             assert_eq!(recipe.name.as_deref(), Some(embedded.name));
             let base = ALL.iter().position(|other| other.name == recipe.from);
             assert!(recipe.from == "debian" || base.is_some_and(|base| base < index));
-            assert!(recipe.run.is_empty() && recipe.init.is_none());
+            assert!(recipe.init.is_none() && recipe.room.is_none());
             assert!(matches!(recipe.kernel, None | Some(Kernel::Kind(_))));
-            assert!(recipe.room.is_none() && recipe.network.is_none() && !recipe.host_ca);
+            assert!(recipe.run.iter().all(|run| matches!(run, Run::Line(_))));
+            // Commands have the host's network and trust what it trusts.
+            let has_network = recipe.network == Some(Network::Full) && recipe.host_ca;
+            assert_eq!(has_network, !recipe.run.is_empty());
             assert_eq!(recipe.files.len(), embedded.files.len());
             for file in &recipe.files {
                 assert!(file.owner.is_none());
