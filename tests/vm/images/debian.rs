@@ -1,21 +1,11 @@
 //! Debian as its users expect it.
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::json;
 
 use super::{digest, end, host, image, say};
-use crate::support::{World, warm_states};
-
-pub fn recipe() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/images/with-inits.toml")
-}
-
-/// A store with `debian` and the image of the recipe.
-pub fn world() -> World {
-    World::debian(&[&recipe()])
-}
+use crate::support::{World, warm_states, with_inits};
 
 /// The name of the server from which the host's apt downloads Debian.
 fn mirror() -> String {
@@ -40,7 +30,7 @@ fn mirror() -> String {
 /// The tools work for root and for `user`, without a network and without apt on the host.
 #[test]
 fn debian_has_the_usual_tools_and_starts_offline() {
-    let world = world();
+    let world = World::debian();
     let before = warm_states(world.home());
     let mut command = world.command();
     // The search path has no tool that could build an image, but it has QEMU.
@@ -111,7 +101,7 @@ fn debian_has_the_usual_tools_and_starts_offline() {
 
 #[test]
 fn debian_installs_packages_and_trusts_what_the_host_trusts() {
-    let world = world();
+    let world = World::debian();
     world.ok([
         "run",
         "-d",
@@ -156,13 +146,13 @@ fn debian_installs_packages_and_trusts_what_the_host_trusts() {
 /// An image with packages is reused, without apt and without mmdebstrap.
 #[test]
 fn a_recipe_with_packages_is_built_once() {
-    let world = world();
+    let world = World::debian();
     let before = digest(&world, "with-inits");
     let mut command = world.command();
     let built = command
         .env("PATH", "/nonexistent")
         .args(["image", "build"])
-        .arg(recipe())
+        .arg(with_inits())
         .output()
         .unwrap();
     assert!(

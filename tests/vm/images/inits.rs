@@ -1,12 +1,11 @@
 //! Images with their own init: it boots, it is stopped cleanly, and copies have their own identity.
 
-use super::debian::world;
 use super::{end, say};
 use crate::support::World;
 
 #[test]
 fn systemd_boots_with_the_agent() {
-    let world = world();
+    let world = World::debian();
     world.ok(["run", "-d", "--name", "s", "--memory", "1G", "with-inits"]);
     assert_eq!(say(&world, "s", "cat /proc/1/comm"), "systemd");
     let running = world.sh(
@@ -53,7 +52,7 @@ ln -sf /bin/busybox /sbin/init"#;
 
 #[test]
 fn openrc_boots_with_the_agent_from_its_own_init_and_from_busybox() {
-    let world = world();
+    let world = World::debian();
     world.ok(["run", "-d", "--name", "o", "--cold", "with-inits"]);
     say(&world, "o", OPENRC);
     stop(&world, "o", 1);

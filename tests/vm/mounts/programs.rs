@@ -10,7 +10,7 @@ use crate::support::World;
 /// Programs that need locks, mappings, renames and hard links to work as they should.
 #[test]
 fn git_and_sqlite_work_on_a_mount() {
-    let world = World::debian(&[]);
+    let world = World::debian();
     let dir = tempfile::tempdir().unwrap();
     let mount = format!("{}:/work", dir.path().display());
     world.ok(["run", "-d", "--name", "d", "--mount", &mount, "debian"]);

@@ -74,9 +74,9 @@ impl World {
         }
     }
 
-    /// A store with `debian`, its warm state and the images of these recipes, and nothing else.
-    pub fn debian(recipes: &[&Path]) -> Self {
-        Self::made_by(|path| link_tree(debian_base(recipes), path))
+    /// A store with `debian`, its warm state, the image of [`with_inits`], and nothing else.
+    pub fn debian() -> Self {
+        Self::made_by(|path| link_tree(debian_base(), path))
     }
 
     /// A store with the same content as another.
@@ -407,11 +407,17 @@ fn base() -> &'static Path {
     BASE.get_or_init(|| made_once("base-home-3", &["run", "tiny", "--", "true"], &[]))
 }
 
-/// The same with `debian`, which takes minutes to make.
-fn debian_base(recipes: &[&Path]) -> &'static Path {
+/// The same with `debian`, which takes minutes to make. Its content does not depend on the test
+/// that comes first.
+fn debian_base() -> &'static Path {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
     let run = ["run", "debian", "--", "true"];
-    BASE.get_or_init(|| made_once("base-debian-3", &run, recipes))
+    BASE.get_or_init(|| made_once("base-debian-3", &run, &[&with_inits()]))
+}
+
+/// The recipe of a Debian with several init programs.
+pub fn with_inits() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/images/with-inits.toml")
 }
 
 /// A store with the image of a `run` and its warm state, made once for all tests.
