@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use sandtree::{Display, Place, Replace, Result, Sandbox, SandboxSpec};
+use sandtree::{Button, Display, Place, Replace, Result, Sandbox, SandboxSpec};
 
 use crate::config::Global;
-use crate::crew::{Crew, measured, ms};
+use crate::crew::{Crew, measured, ms, shell};
 use crate::failure::Outcome;
 use crate::figure::Figure;
 use crate::process;
@@ -42,6 +42,13 @@ async fn measure(crew: &Crew, rounds: usize) -> Result<Vec<Figure>> {
     let mut files = Vec::new();
     let mut moves = Vec::new();
     let mut pauses = (Vec::new(), Vec::new());
+    let writer = crew.create(SandboxSpec::new(IMAGE)).await?;
+    open_terminal(&writer).await?;
+    let mut keys = Vec::new();
+    for _ in 0..rounds {
+        keys.push(ms(typed(&writer.display()?).await?));
+    }
+    crew.remove(writer).await?;
     for round in 0..rounds {
         let began = Instant::now();
         let started = crew.create(SandboxSpec::new(IMAGE)).await?;
@@ -79,6 +86,7 @@ async fn measure(crew: &Crew, rounds: usize) -> Result<Vec<Figure>> {
         Figure::ms("screenshot, 1280x800", pictures),
         Figure::ms("screenshot as PNG, 1280x800", files).at_most(40.0),
         Figure::ms("pointer moved, until the picture shows it", moves),
+        Figure::ms("key pressed, until a terminal shows it", keys),
         Figure::ms("warm start to the picture of a desktop", starts)
             .at_most(1000.0)
             .note(right),
@@ -109,6 +117,31 @@ async fn moved(display: &Display, round: usize) -> Result<Duration> {
     display.move_to(place).await?;
     display.wait_change(&before, PATIENCE).await?;
     Ok(began.elapsed())
+}
+
+/// How long it takes until a terminal shows a key.
+async fn typed(display: &Display) -> Result<Duration> {
+    let before = display.wait_still(STILL, PATIENCE).await?;
+    let began = Instant::now();
+    display.type_text("x").await?;
+    display.wait_change(&before, PATIENCE).await?;
+    Ok(began.elapsed())
+}
+
+/// Opens a terminal that has shown its first key: that one loads the input method.
+async fn open_terminal(sandbox: &Sandbox) -> Result<()> {
+    let display = sandbox.display()?;
+    let before = display.screenshot().await?;
+    let line = "setsid xfce4-terminal --maximize -x cat > /dev/null 2>&1 &";
+    shell(sandbox, line).await?;
+    display.wait_change(&before, PATIENCE).await?;
+    let centre = Place { x: 640, y: 400 };
+    for _ in 0..2 {
+        display.wait_still(STILL, PATIENCE).await?;
+        display.click(Some(centre), Button::Left, 1).await?;
+        typed(&display).await?;
+    }
+    Ok(())
 }
 
 async fn paused(sandbox: &Sandbox) -> Result<f64> {

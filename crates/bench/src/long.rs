@@ -54,7 +54,7 @@ pub enum LongPart {
 }
 
 const MIB: u64 = 1 << 20;
-const RAM_MB: [u64; 5] = [512, 1024, 2048, 4096, 32768];
+const RAM_MB: [u64; 6] = [512, 1024, 2048, 4096, 16384, 32768];
 const ROUNDS: usize = 3;
 const SOAK_INTERVAL: Duration = Duration::from_millis(100);
 const ALL: [LongPart; 6] = [
@@ -118,7 +118,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     async fn part(&self, part: LongPart) -> Result<Measured> {
         let figures = match part {
-            LongPart::Ram => self.ram().await?,
+            LongPart::Ram => return self.ram().await,
             LongPart::States => self.states().await?,
             LongPart::Soak => self.soak().await?,
             LongPart::Density => crowd::density(self).await?,
@@ -129,14 +129,21 @@ impl Bench<'_> {
     }
 
     /// The guest's memory is sparse: only what the guest has used exists on the host.
-    async fn ram(&self) -> Result<Vec<Figure>> {
+    async fn ram(&self) -> Result<Measured> {
         let mut figures = Vec::new();
+        let mut left_out = Vec::new();
         for memory_mb in RAM_MB {
             let spec = SandboxSpec {
                 memory_bytes: Some(memory_mb * MIB),
                 ..SandboxSpec::new(IMAGE)
             };
-            let sandbox = self.crew.create(spec).await?;
+            let sandbox = match self.crew.create(spec).await {
+                Err(error @ Error::HostMemory { .. }) => {
+                    left_out.push(format!("a guest of {memory_mb} MB: {error}"));
+                    continue;
+                }
+                created => created?,
+            };
             let first = sandbox.checkpoint(None, Replace::No).await?;
             let mut stops = Vec::new();
             let mut runs = Vec::new();
@@ -158,7 +165,11 @@ impl Bench<'_> {
             let run = Figure::ms(what("revert, until the guest runs"), runs);
             figures.push(run.at("ram", "revert, until it runs", x));
         }
-        Ok(figures)
+        Ok(Measured {
+            figures,
+            left_out,
+            ..Measured::default()
+        })
     }
 
     async fn states(&self) -> Result<Vec<Figure>> {
@@ -177,7 +188,13 @@ impl Bench<'_> {
                 taken += 1;
             }
             let last = sandbox.checkpoint(None, Replace::No).await?;
-            let revert = sandbox.revert(&last.id).await?.restore;
+            let mut runs = Vec::new();
+            let mut wholes = Vec::new();
+            for _ in 0..ROUNDS {
+                let restore = sandbox.revert(&last.id).await?.restore;
+                runs.push(restore.running_ms);
+                wholes.push(restore.total_ms);
+            }
             let began = Instant::now();
             sandbox.states()?;
             let listed = ms(began.elapsed());
@@ -187,9 +204,9 @@ impl Bench<'_> {
             let what = |what| format!("{what}, {depth} states");
             let tail = stops.split_off(stops.len().saturating_sub(ROUNDS));
             figures.push(Figure::ms(what("stop of a checkpoint"), tail).at("depth", "stop", x));
-            let run = Figure::ms(what("revert, until the guest runs"), revert.running_ms);
+            let run = Figure::ms(what("revert, until the guest runs"), runs);
             figures.push(run.at("depth", "revert, until it runs", x));
-            let whole = Figure::ms(what("revert, whole"), revert.total_ms);
+            let whole = Figure::ms(what("revert, whole"), wholes);
             figures.push(whole.at("depth", "revert, whole", x));
             figures.push(Figure::ms(what("list of states"), listed).at("depth", "list", x));
             figures.push(Figure::ms(what("sandtree log"), log).through_cli());
@@ -203,12 +220,17 @@ impl Bench<'_> {
     /// Through a keeper, so that its memory is that of one sandbox alone.
     async fn soak(&self) -> Result<Vec<Figure>> {
         let sandbox = self.cli.sandbox(self.crew, "soak").await?;
-        let before = self.usage(&sandbox)?;
-        let until = Instant::now() + Duration::from_secs(self.args.minutes * 60);
+        let began = Instant::now();
+        let whole = Duration::from_secs(self.args.minutes * 60);
+        // Allocators and caches have taken what they keep by then.
+        let mut early = None;
         let mut stops = Vec::new();
         let mut clock = tokio::time::interval(SOAK_INTERVAL);
-        while Instant::now() < until {
+        while began.elapsed() < whole {
             clock.tick().await;
+            if early.is_none() && began.elapsed() > whole / 10 {
+                early = Some(self.usage(&sandbox)?);
+            }
             stops.push(
                 sandbox
                     .checkpoint(Some("soak"), Replace::Yes)
@@ -223,9 +245,9 @@ impl Bench<'_> {
             Figure::ms("stop of a checkpoint every 100 ms", stops)
                 .note(format!("{count} checkpoints, each replaces the last")),
         ];
-        for ((what, unit, before), (_, _, after)) in before.into_iter().zip(after) {
+        for ((what, unit, early), (_, _, after)) in early.into_iter().flatten().zip(after) {
             let figure = Figure::new(format!("{what} after them"), after, unit);
-            figures.push(figure.times("before", before));
+            figures.push(figure.times("after a tenth of them", early));
         }
         Ok(figures.into_iter().map(Figure::through_cli).collect())
     }
