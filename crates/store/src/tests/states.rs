@@ -362,7 +362,7 @@ fn a_manifest_that_was_replaced_is_read_again() {
     let (_dir, store) = fresh();
     let a = made(&store, record("a"), Origin::Image);
     let taken = dated(&a, 5000);
-    assert_eq!(a.states().unwrap().readable, [taken.clone()]);
+    assert_eq!(a.states().unwrap().readable, std::slice::from_ref(&taken));
     let path = a.state_devices(&taken.id).with_file_name("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
     fs::remove_file(&path).unwrap();
