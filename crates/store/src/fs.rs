@@ -11,6 +11,7 @@
 //! stays so, and what is still being made is thrown away. A directory may be synced again: file
 //! systems keep what they could not write of their own structure, or take no more changes at all.
 
+mod below;
 mod disk;
 #[cfg(test)]
 pub(crate) mod simulated;
@@ -261,6 +262,15 @@ impl Files {
         let mut entries = self.fs.list(path).map_err(io_error("list", path))?;
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
+    }
+
+    /// What a directory takes in which a guest writes.
+    pub(crate) fn bytes_below(&self, path: &Path) -> u64 {
+        if self.has_paths() {
+            below::bytes(path)
+        } else {
+            0
+        }
     }
 
     pub(crate) fn free_bytes(&self, path: &Path) -> Result<u64, Error> {

@@ -115,7 +115,7 @@ impl Store {
             for entry in entries {
                 count += 1;
                 bytes += match kind {
-                    UsageKind::Volumes => self.readable_bytes(&dir, &entry, seen),
+                    UsageKind::Volumes => self.files.bytes_below(&dir.join(&entry.name)),
                     _ => self.disk_bytes(&dir, &entry, seen)?,
                 };
             }
@@ -190,20 +190,6 @@ impl Store {
             bytes += self.disk_bytes(dir, &entry, &mut seen)?;
         }
         Ok(bytes)
-    }
-
-    /// What something takes, apart from what cannot be read: a guest can make paths in a volume
-    /// that are too long.
-    fn readable_bytes(&self, dir: &Path, entry: &Entry, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
-        if entry.kind != Kind::Dir {
-            return self.disk_bytes(dir, entry, seen).unwrap_or(0);
-        }
-        let path = dir.join(&entry.name);
-        let entries = self.files.list(&path).unwrap_or_default();
-        let below = entries
-            .iter()
-            .map(|entry| self.readable_bytes(&path, entry, seen));
-        below.sum()
     }
 
     /// What something takes that was not seen before; what goes meanwhile takes nothing.

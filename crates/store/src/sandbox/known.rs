@@ -1,8 +1,8 @@
 //! Manifests and seals of states that this process has read. Neither ever changes, so the list of a
 //! sandbox's states and the next seal read only those of new states.
 //!
-//! Always: a manifest is known only while its file is the one that was read. What a machine is made
-//! from is read again.
+//! Always: a manifest is known only while its file is the one that was read. A restore reads the
+//! manifest from its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -365,8 +365,16 @@ fn a_manifest_that_was_replaced_is_read_again() {
     assert_eq!(a.states().unwrap().readable, std::slice::from_ref(&taken));
     let path = a.state_devices(&taken.id).with_file_name("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
-    fs::remove_file(&path).unwrap();
-    fs::write(&path, text.replace("5000", "6000")).unwrap();
+    let changed = |path: &Path| {
+        let found = fs::metadata(path).unwrap();
+        (found.ctime(), found.ctime_nsec())
+    };
+    let before = changed(&path);
+    // The clock of a file system may take some milliseconds to move.
+    while changed(&path) == before {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, text.replace("5000", "6000")).unwrap();
+    }
     let read = &a.states().unwrap().readable[0];
     assert_eq!(read.created_at_unix_ms, 6000);
 }
