@@ -4,8 +4,8 @@
 //! `cgroup.kill` also reaches processes that called `setsid`, and stops fork bombs. Without
 //! cgroups, a process that left its group is lost.
 //!
-//! The next command's cgroup is made before that command comes: a restored guest that is emulated
-//! executes thousands of instructions less then until its first command has answered.
+//! The next command's cgroup is made before that command comes. This saves a restored guest under
+//! emulation thousands of instructions before the first answer.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -95,7 +95,8 @@ impl Cgroups {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn make(&self) -> rustix::io::Result<Option<Cgroup>> {
+    /// A cgroup that nobody knows yet.
+    pub fn make(&self) -> rustix::io::Result<Option<Cgroup>> {
         let Some(parent) = &self.parent else {
             return Ok(None);
         };

@@ -260,18 +260,39 @@ fn a_timeout_ends_processes_that_left_the_session() {
         .client
         .open(Open::Exec(shell("setsid sleep 100 & echo $!; wait")));
     let pids = self::pids(&mut agent, channel, 1);
+    let is_empty = |group: &PathBuf| {
+        let events = std::fs::read_to_string(group.join("cgroup.events"));
+        events.is_ok_and(|events| events.contains("populated 0"))
+    };
+    let mut of_command = hierarchy.groups();
+    of_command.retain(|group| !is_empty(group));
+    assert_eq!(of_command.len(), 1);
     agent.client.send(&HostMessage::Close { channel });
     wait_gone(pids[0]);
     // The last cgroup is removed when the agent has seen the end of its last process. That of the
     // next command is left, without processes.
     let deadline = Instant::now() + Duration::from_secs(10);
-    let is_empty = |group: &PathBuf| {
-        let events = std::fs::read_to_string(group.join("cgroup.events"));
-        events.is_ok_and(|events| events.contains("populated 0"))
-    };
-    while !matches!(&hierarchy.groups()[..], [next] if is_empty(next)) {
+    let is_next = |group: &PathBuf| !of_command.contains(group) && is_empty(group);
+    while !matches!(&hierarchy.groups()[..], [next] if is_next(next)) {
         assert!(Instant::now() < deadline, "a cgroup is left");
     }
+    // Root of the guest may remove the one that waits.
+    std::fs::remove_dir(&hierarchy.groups()[0]).unwrap();
+    let channel = agent.client.open(Open::Exec(shell("exit 3")));
+    let seen = agent.client.finish(channel);
+    assert_eq!(seen.outcome, Some(Outcome::Exited { code: 3 }));
+    // A command that cannot be started leaves none.
+    let count = hierarchy.groups().len();
+    let mut start = shell("true");
+    start.argv[0] = b"a\0b".to_vec();
+    let channel = agent.client.open(Open::Exec(start));
+    let seen = agent.client.finish(channel);
+    assert!(
+        matches!(seen.outcome, Some(Outcome::NotStarted(_))),
+        "{:?}",
+        seen.outcome
+    );
+    assert!(hierarchy.groups().len() <= count);
 }
 
 #[test]

@@ -72,18 +72,55 @@ fn launch(
     account: &Account,
     child: [OwnedFd; 3],
 ) -> Result<(Pid, Family), Failure> {
-    let cgroup = defaults
-        .cgroups
-        .create()
-        .or_failure(|| "cannot make a cgroup".into())?;
-    let launch = Launch::new(defaults, start, account, cgroup.as_ref())?;
-    match launch.run(child) {
+    let above = |stream| above_standard(stream).or_failure(|| "cannot copy a stream".into());
+    let [stdin, stdout, stderr] = child;
+    let streams = [above(stdin)?, above(stdout)?, above(stderr)?];
+    let launched = |cgroup: rustix::io::Result<Option<Cgroup>>| {
+        let cgroup = cgroup.or_failure(|| "cannot make a cgroup".into())?;
+        launch_in(defaults, start, account, cgroup, &streams)
+    };
+    let launched = match launched(defaults.cgroups.create()) {
+        // Root of the guest has removed the cgroup that waited for this command.
+        Err(NotRun { lacks_cgroup, .. }) if lacks_cgroup => launched(defaults.cgroups.make()),
+        launched => launched,
+    };
+    launched.map_err(|not_run| not_run.failure)
+}
+
+/// Why a command does not run.
+struct NotRun {
+    failure: Failure,
+    /// Whether its cgroup was removed before it entered.
+    lacks_cgroup: bool,
+}
+
+impl From<Failure> for NotRun {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            lacks_cgroup: false,
+        }
+    }
+}
+
+fn launch_in(
+    defaults: &Defaults,
+    start: &ExecStart,
+    account: &Account,
+    cgroup: Option<Cgroup>,
+    streams: &[OwnedFd; 3],
+) -> Result<(Pid, Family), NotRun> {
+    let launch = Launch::new(defaults, start, account, cgroup.as_ref());
+    let ran = launch.map_err(NotRun::from);
+    match ran.and_then(|launch| launch.run(streams)) {
         Ok(pid) => Ok((pid, Family::new(pid, cgroup))),
-        Err(failure) => {
+        Err(not_run) => {
             // Nothing ran, so only the directory is left; a family without members can have any
             // pid.
-            Family::new(rustix::process::getpid(), cgroup).remove();
-            Err(failure)
+            if !not_run.lacks_cgroup {
+                Family::new(rustix::process::getpid(), cgroup).remove();
+            }
+            Err(not_run)
         }
     }
 }
@@ -246,15 +283,12 @@ impl<'a> Launch<'a> {
         })
     }
 
-    fn run(self, streams: [OwnedFd; 3]) -> Result<Pid, Failure> {
-        let above = |stream| above_standard(stream).or_failure(|| "cannot copy a stream".into());
-        let [stdin, stdout, stderr] = streams;
-        let streams = [above(stdin)?, above(stdout)?, above(stderr)?];
+    fn run(&self, streams: &[OwnedFd; 3]) -> Result<Pid, NotRun> {
         let argv = pointers(&self.argv);
         let env = pointers(&self.env);
         let mut refused = None;
         let spawned = sys::spawn_sharing(&mut || {
-            refused = Some(self.become_command(&streams, &argv, &env));
+            refused = Some(self.become_command(streams, &argv, &env));
         });
         let pid = spawned.or_failure(|| "cannot make a process".into())?;
         let Some(refused) = refused else {
@@ -262,7 +296,10 @@ impl<'a> Launch<'a> {
         };
         // It has ended, and only this loop reaps.
         tolerate(rustix::process::waitpid(Some(pid), WaitOptions::empty()));
-        Err(self.failure(&refused))
+        Err(NotRun {
+            failure: self.failure(&refused),
+            lacks_cgroup: refused.step == Step::Cgroup && refused.errno == Errno::NODEV,
+        })
     }
 
     /// Runs in the child. Returns only if a step was refused.

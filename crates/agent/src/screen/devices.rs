@@ -14,7 +14,7 @@
 //! Always: all of a list is checked before anything is pressed. The keyboard has the US layout.
 //! When it fails: what the list has pressed is released.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::thread::sleep;
@@ -27,7 +27,7 @@ use sandtree_proto::screen::ScreenInput;
 use super::input::{Run, Step, checked};
 use super::keyboard::{Chord, Layout};
 use super::{keysym, us};
-use crate::failure::{OrFailure, refusal};
+use crate::failure::{OrFailure, failure, refusal};
 use crate::sys::{self, InputBit};
 
 const UINPUT: &str = "/dev/uinput";
@@ -70,6 +70,8 @@ pub struct Devices {
     layout: Layout,
     /// The codes of keys and buttons that are down.
     held: BTreeSet<u16>,
+    /// Those that went down with each keysym: modifiers that were down before are not among them.
+    pressed: BTreeMap<u32, Vec<u16>>,
     /// Reports since the last rest, also of earlier lists.
     reports: usize,
 }
@@ -77,12 +79,17 @@ pub struct Devices {
 impl Devices {
     /// Adds both to the guest. The kernel removes them when they are dropped.
     pub fn add() -> Result<Self, Failure> {
-        let cannot = || format!("cannot add input devices by {UINPUT}");
+        let cannot = |error: io::Error| match error.raw_os_error() {
+            // A name without a driver: ENODEV would mean that only the X server is missing.
+            Some(libc::ENODEV) => refusal(Errno::NOENT, format!("{UINPUT} has no driver")),
+            _ => failure(&format!("cannot add input devices by {UINPUT}"), &error),
+        };
         let devices = Self {
-            keyboard: keyboard().or_failure(cannot)?,
-            pointer: pointer().or_failure(cannot)?,
+            keyboard: keyboard().map_err(cannot)?,
+            pointer: pointer().map_err(cannot)?,
             layout: us::layout(),
             held: BTreeSet::new(),
+            pressed: BTreeMap::new(),
             reports: 0,
         };
         sleep(OPENED_WITHIN);
@@ -124,7 +131,11 @@ impl Devices {
             .collect();
         codes
             .into_iter()
-            .try_for_each(|code| self.key(code, Way::Up))
+            .try_for_each(|code| self.key(code, Way::Up))?;
+        let held = &self.held;
+        self.pressed
+            .retain(|_, codes| codes.iter().any(|code| held.contains(code)));
+        Ok(())
     }
 
     /// Refuses what these devices cannot do.
@@ -160,14 +171,15 @@ impl Devices {
             }
             Step::Press(keysym) => {
                 let chord = self.chord(keysym);
-                self.down(&chord).map(drop)
+                let codes = self.down(&chord)?;
+                // A key that is pressed again stays down with what it was pressed with.
+                self.pressed.entry(keysym).or_insert(codes);
+                Ok(())
             }
             Step::Release(keysym) => {
-                let Some(Chord { code, with }) = self.layout.find(keysym) else {
-                    return Ok(());
-                };
-                let mut codes = std::iter::once(code).chain(with);
-                codes.try_for_each(|code| self.paced(code.into(), Way::Up))
+                let codes = self.pressed.remove(&keysym).unwrap_or_default();
+                let mut codes = codes.into_iter().rev();
+                codes.try_for_each(|code| self.paced(code, Way::Up))
             }
             // Caps Lock is the console's: text is typed as it is set.
             Step::BeginText | Step::EndText | Step::Move { .. } => Ok(()),

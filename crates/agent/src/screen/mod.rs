@@ -239,7 +239,17 @@ impl Shared {
                 // The host does not wait any more, and may send it again.
                 Err(refusal(Errno::TIMEDOUT, "the screen was busy for too long"))
             } else {
-                guarded(|| ends.perform(work, until, &is_void))
+                let mut is_whole = false;
+                let done = guarded(|| {
+                    let done = ends.perform(work, until, &is_void);
+                    is_whole = true;
+                    done
+                });
+                if !is_whole {
+                    // A panic may have left half a request on the connection.
+                    ends = Ends::default();
+                }
+                done
             };
             ends.close_if_broken();
             answer(result);

@@ -45,6 +45,8 @@ const PRESS_MS: u16 = 20;
 /// The steps of a drag. Some programs begin to drag after a certain distance.
 const DRAG_STEPS: i32 = 10;
 const CLICKS_MAX: u32 = 10;
+/// The characters of a refused text that its error shows.
+const SHOWN_MAX: usize = 40;
 const SCROLL_MAX: u32 = 100;
 const HOLD_MAX: Duration = Duration::from_secs(10);
 /// More than any screen is waited for.
@@ -351,9 +353,14 @@ impl Display {
                 Err(error) => return Err(error),
             }
         }
+        let text: Option<String> = events.iter().find_map(|event| match event {
+            Input::Text(text) => Some(text.chars().take(SHOWN_MAX).collect()),
+            _ => None,
+        });
+        let text = text.unwrap_or_else(|| "keys".to_owned());
         let done = guest.screen_input(events).await.map_err(self.explained());
         done.map_err(|error| match Guest::refused_with(&error, Errno::INVAL) {
-            Some(rule) => Error::invalid("input", "", rule),
+            Some(rule) => Error::invalid("input", text, rule),
             None => error,
         })
     }

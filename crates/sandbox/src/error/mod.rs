@@ -159,9 +159,7 @@ pub enum Error {
     TagTaken { name: String, tag: String },
     #[error("sandbox {name} has no screen")]
     NoDisplay { name: String },
-    #[error(
-        "the guest of sandbox {name} has no X server, which clipboard and size of the screen need"
-    )]
+    #[error("the guest of sandbox {name} has no X server, which this needs")]
     NoXServer { name: String },
     #[error("the screen did not {what} within {} s", after.as_secs_f64())]
     ScreenTimeout { what: &'static str, after: Duration },
