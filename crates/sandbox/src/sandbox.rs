@@ -10,6 +10,7 @@
 //! Always: the handle looks for the sandbox's process again at each verb, so it outlives keepers. A
 //! sandbox that this process runs ends when its last handle is dropped.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -136,6 +137,12 @@ impl Sandbox {
             Some(local) if local.status().state.phase.is_some() => Ok(local.status().info),
             _ => self.host.find(self.id()),
         }
+    }
+
+    /// The environment of its commands.
+    pub fn env(&self) -> Result<BTreeMap<String, String>> {
+        let dir = in_place(|| self.host.inner.find(self.id()))?;
+        Ok(dir.record().env.clone())
     }
 
     pub fn state(&self) -> State {

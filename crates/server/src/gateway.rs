@@ -87,7 +87,7 @@ impl Connection {
         }
     }
 
-    fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         self.alive.has_changed().is_ok() && self.guest.down().now_or_never().is_none()
     }
 }
@@ -231,7 +231,7 @@ impl Gateway {
                 () = living.closed() => {}
             }
             drop(living);
-            gateway.forget(sandbox.id());
+            gateway.forget(&sandbox);
         });
         let mut connections = lock(&self.inner.connections);
         let known = connections.get(connection.id());
@@ -243,11 +243,16 @@ impl Gateway {
         Ok(connection)
     }
 
-    /// Drops what belongs to a guest that does not run any more.
-    fn forget(&self, id: &str) {
+    /// Drops what belongs to a guest that does not run any more. Watches of one that is paused
+    /// wait for it.
+    fn forget(&self, sandbox: &Sandbox) {
+        let id = sandbox.id();
         // Another request may have joined the next guest already.
-        if self.known(id).is_none() {
-            self.inner.processes.forget(id);
+        if self.known(id).is_some() {
+            return;
+        }
+        self.inner.processes.forget(id);
+        if sandbox.state().is_over() {
             self.inner.watchers.forget(id);
         }
     }

@@ -25,6 +25,7 @@ use crate::config::TlsFiles;
 use crate::gateway::Gateway;
 use crate::observe::Figures;
 use crate::plane;
+use crate::records;
 use crate::turn::Turn;
 use crate::wire::Wire;
 
@@ -144,11 +145,15 @@ impl Bound {
     }
 }
 
-/// Removes what clients uploaded and never used, now and every hour.
+/// Removes what clients uploaded and never used, and records of snapshots that are gone: now and
+/// every hour.
 async fn sweep(gateway: Gateway) {
     loop {
         if let Err(error) = gateway.host().sweep_archives() {
             tracing::warn!(error = %error.report().one_line(), "uploads are not removed");
+        }
+        if let Err(fault) = records::sweep_snapshots(gateway.host()).await {
+            tracing::warn!(error = %fault, "records of snapshots are not removed");
         }
         tokio::time::sleep(SWEEP_EVERY).await;
     }

@@ -1,6 +1,8 @@
-//! What the server keeps of templates and their builds, as documents of the store.
+//! What the server keeps of templates, their builds and snapshots, as documents of the store.
 
-use sandtree::{Host, Shelf};
+use std::collections::BTreeMap;
+
+use sandtree::{ErrorKind, Expiry, Host, Shelf};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::now_unix_ms;
@@ -109,6 +111,39 @@ pub struct LogEntry {
 pub enum Level {
     Info,
     Error,
+}
+
+/// What a sandbox from a snapshot inherits beside the snapshot's labels. It stays in this store:
+/// variables may be secrets, and snapshots are exported.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotRecord {
+    /// The digest of the snapshot. The record counts only as long as its name leads there.
+    pub snapshot: String,
+    pub env: BTreeMap<String, String>,
+    /// `None`: the sandbox does not expire.
+    pub expiry: Option<Expiry>,
+}
+
+/// The record of a snapshot, if it is still that of the name.
+pub fn snapshot_of(host: &Host, name: &str, snapshot: &str) -> Result<Option<SnapshotRecord>> {
+    let record: Option<SnapshotRecord> = host.document(Shelf::Snapshots, name)?;
+    Ok(record.filter(|record| record.snapshot == snapshot))
+}
+
+/// Removes the records of snapshots that other programs have removed or replaced.
+pub async fn sweep_snapshots(host: &Host) -> Result<()> {
+    for name in host.documents(Shelf::Snapshots)? {
+        let found = host.inspect_snapshot(&name).await;
+        let is_its = match &found {
+            Ok(details) => snapshot_of(host, &name, &details.digest)?.is_some(),
+            // One that cannot be read may be readable later.
+            Err(error) => error.kind() != ErrorKind::NotFound,
+        };
+        if !is_its {
+            host.remove_document(Shelf::Snapshots, &name)?;
+        }
+    }
+    Ok(())
 }
 
 /// The record of a tag, if it is still that of the image.

@@ -27,6 +27,8 @@ pub enum Shelf {
     Logs,
     /// What is known of archives that clients sent, by the archive's key.
     Uploads,
+    /// What sandboxes from a snapshot inherit, by the snapshot's name.
+    Snapshots,
 }
 
 impl Shelf {
@@ -36,6 +38,7 @@ impl Shelf {
             Self::Builds => "builds",
             Self::Logs => "logs",
             Self::Uploads => "uploads",
+            Self::Snapshots => "snapshots",
         }
     }
 }

@@ -9,14 +9,14 @@ use sandtree::image::is_built_in;
 use sandtree::{Expiry, ExpiryAction, Network, SandboxInfo, SandboxSpec};
 
 use super::sandboxes::{created, timeout};
-use super::shapes::{NetworkRules, NewSandbox};
+use super::shapes::{self, NetworkRules, NewSandbox};
 use super::volumes;
 use super::{Body, Client};
 use crate::error::{Fault, Result};
 use crate::gateway::{Gateway, New};
 use crate::labels::Labels;
 use crate::observe::{self, Trail};
-use crate::records::{TagRecord, tag_of};
+use crate::records::{self, SnapshotRecord, TagRecord, tag_of};
 use crate::template::{self, BASE};
 
 /// The memory of a sandbox, as the library chooses it.
@@ -72,21 +72,12 @@ fn refuse_unknown(new: &NewSandbox) -> Result<()> {
 async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<SandboxSpec> {
     let template = new.template.clone().unwrap_or_else(|| BASE.to_owned());
     let stored = template::origin(gateway.host(), gateway.config(), &template).await;
-    let inherited = inherited(gateway, &stored).await?;
+    let origin = Origin::of(gateway, &stored).await?;
+    let inherited = origin.labels();
     let tag = tag(gateway, &stored)?;
     let shape = tag.as_ref().map(|tag| tag.shape).unwrap_or_default();
     let volumes = new.volume_mounts.clone().unwrap_or(inherited.volumes);
     let mounts = volumes::mounts(gateway, &volumes)?;
-    let timeout = timeout(new.timeout, gateway)?;
-    let action = action(&new)?;
-    let rules = new.network.as_ref();
-    let is_isolated =
-        new.internet == Some(false) || rules.is_some_and(NetworkRules::denies_everything);
-    let network = if is_isolated {
-        Network::Isolated
-    } else {
-        Network::Full
-    };
     let labels = Labels {
         template: Some(template),
         metadata: new.metadata.clone().unwrap_or(inherited.metadata),
@@ -106,32 +97,83 @@ async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<San
         volumes,
     };
     Ok(SandboxSpec {
-        network: Some(network),
+        network: origin.network(&new),
         memory_bytes: shape.memory_bytes,
         cpus: shape.cpus,
         mounts,
         labels: labels.write()?,
-        env: environment(&new, &labels)?,
-        expiry: timeout.map(|timeout| Expiry {
-            after_ms: timeout.as_millis() as u64,
-            action,
-        }),
+        env: environment(origin.env(), &new, &labels)?,
+        expiry: expiry(gateway, &origin, &new)?,
         ..SandboxSpec::new(stored)
     })
 }
 
-/// What a sandbox from a snapshot inherits, unless its creator chooses: clients that clone send
-/// nothing but the snapshot.
-async fn inherited(gateway: &Gateway, stored: &str) -> Result<Labels> {
-    if template::image(gateway.host(), stored).is_some() || is_built_in(stored) {
-        return Ok(Labels::read(&BTreeMap::new()));
+/// What a sandbox begins from. From a snapshot it inherits what its creator does not choose:
+/// clients that clone send nothing but the snapshot.
+enum Origin {
+    Image,
+    Snapshot {
+        labels: Labels,
+        /// `None`: the snapshot was not taken by a server with this store.
+        record: Option<SnapshotRecord>,
+    },
+}
+
+impl Origin {
+    async fn of(gateway: &Gateway, stored: &str) -> Result<Self> {
+        let host = gateway.host();
+        if template::image(host, stored).is_some() || is_built_in(stored) {
+            return Ok(Self::Image);
+        }
+        let Ok(details) = host.inspect_snapshot(stored).await else {
+            return Err(Fault::not_found(format!(
+                "template \"{stored}\" not found: `sandtree image ls` and `sandtree snapshot ls` list them"
+            )));
+        };
+        Ok(Self::Snapshot {
+            labels: Labels::read(&details.manifest.labels),
+            record: records::snapshot_of(host, stored, &details.digest)?,
+        })
     }
-    match gateway.host().inspect_snapshot(stored).await {
-        Ok(details) => Ok(Labels::read(&details.manifest.labels)),
-        Err(_) => Err(Fault::not_found(format!(
-            "template \"{stored}\" not found: `sandtree image ls` and `sandtree snapshot ls` list them"
-        ))),
+
+    fn labels(&self) -> Labels {
+        match self {
+            Self::Image => Labels::read(&BTreeMap::new()),
+            Self::Snapshot { labels, .. } => labels.clone(),
+        }
     }
+
+    fn record(&self) -> Option<&SnapshotRecord> {
+        match self {
+            Self::Image => None,
+            Self::Snapshot { record, .. } => record.as_ref(),
+        }
+    }
+
+    fn env(&self) -> BTreeMap<String, String> {
+        let record = self.record();
+        record.map(|record| record.env.clone()).unwrap_or_default()
+    }
+
+    /// `None`: that of the snapshot.
+    fn network(&self, new: &NewSandbox) -> Option<Network> {
+        let chosen = shapes::network(new.internet, new.network.as_ref());
+        match self {
+            Self::Image => Some(chosen.unwrap_or(Network::Full)),
+            Self::Snapshot { .. } => chosen,
+        }
+    }
+}
+
+fn expiry(gateway: &Gateway, origin: &Origin, new: &NewSandbox) -> Result<Option<Expiry>> {
+    let saved = origin.record().map(|record| record.expiry);
+    let action = action(new)?.or(saved.flatten().map(|expiry| expiry.action));
+    let action = action.unwrap_or_default();
+    let after_ms = match saved {
+        Some(saved) if new.timeout.is_none() => saved.map(|expiry| expiry.after_ms),
+        _ => timeout(new.timeout, gateway)?.map(|timeout| timeout.as_millis() as u64),
+    };
+    Ok(after_ms.map(|after_ms| Expiry { after_ms, action }))
 }
 
 /// What the builder of a template chose.
@@ -148,7 +190,8 @@ fn auto_resume(new: &NewSandbox) -> Option<bool> {
     direct.or_else(|| lifecycle?.auto_resume)
 }
 
-fn action(new: &NewSandbox) -> Result<ExpiryAction> {
+/// `None`: the creator does not choose.
+fn action(new: &NewSandbox) -> Result<Option<ExpiryAction>> {
     let lifecycle = new.lifecycle.as_ref();
     let on_timeout = lifecycle.and_then(|lifecycle| lifecycle.on_timeout.as_deref());
     let pauses = match on_timeout {
@@ -158,18 +201,26 @@ fn action(new: &NewSandbox) -> Result<ExpiryAction> {
             let message = format!("invalid onTimeout {other:?}: use kill or pause");
             return Err(Fault::bad_request(message));
         }
-        None => new.auto_pause.unwrap_or(false),
+        None => match new.auto_pause {
+            Some(pauses) => pauses,
+            None => return Ok(None),
+        },
     };
-    Ok(match (pauses, new.auto_pause_memory) {
+    Ok(Some(match (pauses, new.auto_pause_memory) {
         (false, _) => ExpiryAction::Remove,
         (true, Some(false)) => ExpiryAction::Stop,
         (true, _) => ExpiryAction::Pause,
-    })
+    }))
 }
 
-/// The variables of every command. Programs find out by them that they are in a sandbox.
-fn environment(new: &NewSandbox, labels: &Labels) -> Result<BTreeMap<String, String>> {
-    let mut env = new.env_vars.clone().unwrap_or_default();
+/// The variables of every command: those of the origin, and over them those of the creator.
+/// Programs find out by them that they are in a sandbox.
+fn environment(
+    mut env: BTreeMap<String, String>,
+    new: &NewSandbox,
+    labels: &Labels,
+) -> Result<BTreeMap<String, String>> {
+    env.extend(new.env_vars.clone().unwrap_or_default());
     if env.len() > 1000 {
         return Err(Fault::bad_request("at most 1000 variables"));
     }
@@ -186,15 +237,15 @@ mod tests {
     #[test]
     fn a_lifetime_ends_as_its_creator_chooses() {
         let chosen = |text: &str| action(&serde_json::from_str(text).unwrap());
-        assert_eq!(chosen("{}").unwrap(), ExpiryAction::Remove);
-        assert_eq!(
-            chosen(r#"{"autoPause":true}"#).unwrap(),
-            ExpiryAction::Pause
-        );
+        assert_eq!(chosen("{}").unwrap(), None);
+        let kept = chosen(r#"{"autoPause":true}"#).unwrap();
+        assert_eq!(kept, Some(ExpiryAction::Pause));
+        let ended = chosen(r#"{"autoPause":false}"#).unwrap();
+        assert_eq!(ended, Some(ExpiryAction::Remove));
         let disk = r#"{"autoPause":true,"autoPauseMemory":false}"#;
-        assert_eq!(chosen(disk).unwrap(), ExpiryAction::Stop);
+        assert_eq!(chosen(disk).unwrap(), Some(ExpiryAction::Stop));
         let cube = r#"{"lifecycle":{"onTimeout":"pause"}}"#;
-        assert_eq!(chosen(cube).unwrap(), ExpiryAction::Pause);
+        assert_eq!(chosen(cube).unwrap(), Some(ExpiryAction::Pause));
         assert!(chosen(r#"{"lifecycle":{"onTimeout":"x"}}"#).is_err());
     }
 

@@ -19,7 +19,7 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, patch, post, put};
+use axum::routing::{any, get, patch, post, put};
 use sandtree::{KeyInfo, Scope};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -68,6 +68,8 @@ pub fn router(gateway: Gateway) -> Router {
         .merge(templates())
         .route("/volumes", get(volumes::list).post(volumes::create))
         .route("/volumes/{id}", get(volumes::get).delete(volumes::remove))
+        .route("/secrets", any(secrets))
+        .route("/secrets/{*rest}", any(secrets))
         .fallback(unknown)
         .layer(keyed.clone());
     let figures = Router::new().route("/metrics", get(observed::scrape));
@@ -218,6 +220,10 @@ impl<S: Send + Sync, T: DeserializeOwned> axum::extract::FromRequest<S> for Body
             .map(Self)
             .map_err(|error| Fault::bad_request(format!("invalid body: {error}")))
     }
+}
+
+async fn secrets() -> Fault {
+    Fault::not_implemented("storing secrets")
 }
 
 async fn unknown(request: Request) -> Fault {

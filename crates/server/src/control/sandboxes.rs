@@ -5,24 +5,27 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
-use sandtree::{ForkMounts, ForkSpec, Phase, Sandbox, SandboxInfo};
+use sandtree::{ForkMounts, ForkSpec, Network, Phase, Sandbox, SandboxInfo};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::query::{self, PageQuery};
-use super::shapes::{Created, Detailed, Listed, NetworkRules, state};
+use super::query::{self, Order, PageQuery, Place};
+use super::shapes::{self, Created, Detailed, Listed, NetworkRules, state};
 use super::{Asked, Body, Client, Id};
 use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
 use crate::gateway::{Gateway, New, is_shown, wake};
 use crate::labels::Labels;
 use crate::observe::{self, Operation, Trail};
+use crate::template;
 
 /// The longest lifetime that a client can ask for: that of any expiry.
 const TIMEOUT_MAX: i64 = 10 * 365 * 86_400;
 /// E2B's value for a sandbox that does not expire, from CubeSandbox.
 const NEVER: i64 = -1;
 const FORKS_MAX: usize = 20;
+/// How long a healthy guest may take to answer.
+const HEALTH_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long a sandbox runs. `None`: it does not expire.
 pub(super) fn timeout(seconds: Option<i64>, gateway: &Gateway) -> Result<Option<Duration>> {
@@ -60,8 +63,13 @@ pub(super) struct ListQuery {
     state: Option<String>,
     limit: Option<usize>,
     next_token: Option<String>,
-    /// `asc` or `desc`, by the time of creation.
-    order: Option<String>,
+    /// By the time of creation.
+    #[serde(default)]
+    order: Order,
+    /// The end of the time before which sandboxes are left out.
+    started_after: Option<String>,
+    /// A template by its id or by a name.
+    template: Option<String>,
 }
 
 /// The running sandboxes, newest first.
@@ -71,6 +79,7 @@ pub(super) async fn list_running(
 ) -> Result<Response> {
     let state = Some(query.state.unwrap_or_else(|| "running".to_owned()));
     let found = listed(&gateway, &ListQuery { state, ..query })?;
+    let found: Vec<Listed> = found.into_iter().map(|(_, listed)| listed).collect();
     Ok(axum::Json(found).into_response())
 }
 
@@ -84,11 +93,15 @@ pub(super) async fn list(
         limit: query.limit,
         next_token: query.next_token,
     };
-    page.page(found)
+    page.page(found, query.order)
 }
 
 /// A sandbox that cannot be read is left out: the others must still be found.
-fn listed(gateway: &Gateway, query: &ListQuery) -> Result<Vec<Listed>> {
+fn listed(gateway: &Gateway, query: &ListQuery) -> Result<Vec<(Place, Listed)>> {
+    let after_ms = query.started_after.as_deref().map(query::unix_ms);
+    let after_ms = after_ms.transpose()?.unwrap_or(0);
+    let template = query.template.as_deref();
+    let template = template.map(|name| template::stored_name(gateway.config(), name));
     let wanted = query.metadata.as_deref().map(query::metadata);
     let wanted = wanted.transpose()?.unwrap_or_default();
     let states: Option<Vec<&str>> = query.state.as_deref().map(|text| text.split(',').collect());
@@ -96,7 +109,7 @@ fn listed(gateway: &Gateway, query: &ListQuery) -> Result<Vec<Listed>> {
     for error in broken {
         tracing::warn!(error = %error.report().one_line(), "a sandbox cannot be listed");
     }
-    if query.order.as_deref() != Some("asc") {
+    if query.order == Order::Desc {
         all.reverse();
     }
     let has_state = |info: &SandboxInfo| {
@@ -109,9 +122,26 @@ fn listed(gateway: &Gateway, query: &ListQuery) -> Result<Vec<Listed>> {
             .iter()
             .all(|(key, value)| has.get(key) == Some(value))
     };
+    let is_of_template = |info: &SandboxInfo| {
+        let of = shapes::template(info, &Labels::of(info));
+        let of = template::stored_name(gateway.config(), &of);
+        template.as_ref().is_none_or(|wanted| of == *wanted)
+    };
     let shown = all.iter().filter(|info| is_shown(info.state));
-    let found = shown.filter(|info| has_state(info) && has_metadata(info));
-    Ok(found.map(Listed::new).collect())
+    let found = shown.filter(|info| {
+        info.created_at_unix_ms >= after_ms
+            && has_state(info)
+            && has_metadata(info)
+            && is_of_template(info)
+    });
+    let placed = found.map(|info| {
+        let place = Place {
+            at_unix_ms: info.created_at_unix_ms,
+            id: info.id.clone(),
+        };
+        (place, Listed::new(info))
+    });
+    Ok(placed.collect())
 }
 
 pub(super) async fn kill(State(gateway): State<Gateway>, Id(id): Id) -> Result<StatusCode> {
@@ -248,8 +278,11 @@ async fn extend(
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct PauseBody {
     memory: Option<bool>,
+    /// Whether a guest that does not answer is not paused.
+    require_healthy_guest: Option<bool>,
 }
 
 pub(super) async fn pause(
@@ -263,6 +296,9 @@ pub(super) async fn pause(
             "sandbox \"{id}\" is already paused"
         )));
     }
+    if asked.require_healthy_guest == Some(true) {
+        check_health(&sandbox).await?;
+    }
     match asked.memory {
         Some(false) => sandbox.stop(None).await?,
         _ => {
@@ -270,6 +306,19 @@ pub(super) async fn pause(
         }
     }
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Refuses a sandbox whose guest does not answer.
+async fn check_health(sandbox: &Sandbox) -> Result<()> {
+    let answer = async { sandbox.guest().await?.metrics().await };
+    match tokio::time::timeout(HEALTH_WITHIN, answer).await {
+        Ok(Ok(_)) => Ok(()),
+        _ => {
+            let id = sandbox.id();
+            let message = format!("sandbox \"{id}\" does not answer, and was not paused");
+            Err(Fault::conflict(message))
+        }
+    }
 }
 
 pub(super) async fn set_timeout(
@@ -336,18 +385,34 @@ pub(super) async fn logs(State(gateway): State<Gateway>, Id(id): Id) -> Result<R
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NetworkBody {
+    #[serde(rename = "allow_internet_access", alias = "allowInternetAccess")]
+    internet: Option<bool>,
     #[serde(flatten)]
     rules: NetworkRules,
 }
 
-/// Replaces the rules for outgoing traffic. There are none, so only their removal succeeds.
+/// Replaces the rules for outgoing traffic, and whether ports need a token. Neither can change, so
+/// only what is so already succeeds: a client must not take a sandbox for closed that is open.
 pub(super) async fn network(
     State(gateway): State<Gateway>,
     Id(id): Id,
     Body(asked): Body<NetworkBody>,
 ) -> Result<StatusCode> {
-    gateway.sandbox(&id)?;
-    asked.rules.check()?;
+    let (_, info) = gateway.sandbox(&id)?;
+    let NetworkBody { internet, rules } = asked;
+    rules.check()?;
+    let wanted = shapes::network(internet, Some(&rules)).unwrap_or(Network::Full);
+    let is_public = rules.allow_public_traffic;
+    if (wanted == Network::Full) != (info.network == Network::Full) {
+        return Err(Fault::not_implemented(
+            "changing the network of a sandbox that exists",
+        ));
+    }
+    if is_public.is_some_and(|is_public| is_public != Labels::of(&info).public_traffic) {
+        return Err(Fault::not_implemented(
+            "changing who reaches the ports of a sandbox that exists",
+        ));
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sandtree::{Access, ExpiryAction, Phase, SandboxInfo};
+use sandtree::{Access, ExpiryAction, Network, Phase, SandboxInfo};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -111,6 +111,14 @@ impl NetworkRules {
     }
 }
 
+/// What rules and the plain switch say of the way out of a sandbox. `None`: nothing.
+pub fn network(internet: Option<bool>, rules: Option<&NetworkRules>) -> Option<Network> {
+    if internet == Some(false) || rules.is_some_and(NetworkRules::denies_everything) {
+        return Some(Network::Isolated);
+    }
+    internet.map(|_| Network::Full)
+}
+
 /// A sandbox, to its creator.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -216,7 +224,7 @@ impl Detailed {
             listed: Listed::new(info),
             domain,
             envd_access_token: token,
-            allow_internet_access: info.network == sandtree::Network::Full,
+            allow_internet_access: info.network == Network::Full,
             lifecycle: serde_json::json!({
                 "onTimeout": on_timeout,
                 "autoResume": labels.auto_resume,
@@ -227,7 +235,7 @@ impl Detailed {
 }
 
 /// A sandbox of another program has its image as its template.
-fn template(info: &SandboxInfo, labels: &Labels) -> String {
+pub fn template(info: &SandboxInfo, labels: &Labels) -> String {
     let template = labels.template.clone();
     template.unwrap_or_else(|| info.image.clone())
 }

@@ -3,16 +3,17 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
-use sandtree::{Forget, Phase, Progress, Replace, SandboxInfo, SaveSpec, SnapshotInfo};
+use sandtree::{Forget, Phase, Progress, Replace, SandboxInfo, SaveSpec, Shelf, SnapshotInfo};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::query::PageQuery;
+use super::query::{Order, PageQuery, Place};
 use super::{Asked, Body, Id};
 use crate::digits;
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
 use crate::observe::{Operation, Trail};
+use crate::records::SnapshotRecord;
 use crate::template;
 
 /// The label with the sandbox that a snapshot was taken of.
@@ -67,7 +68,15 @@ pub(super) async fn create(
         sandbox.checkpoint(Some(&name), Replace::Yes).await?;
         spec.from = Some(name.clone());
     }
-    sandbox.save(spec, Progress::silent()).await?;
+    let saved = sandbox.save(spec, Progress::silent()).await?;
+    let record = SnapshotRecord {
+        snapshot: saved.digest,
+        env: sandbox.env()?,
+        expiry: info.expiry,
+    };
+    gateway
+        .host()
+        .put_document(Shelf::Snapshots, &name, record)?;
     let shown = Shown {
         snapshot: name.clone(),
         names: vec![name],
@@ -90,7 +99,7 @@ fn chosen_name(gateway: &Gateway, name: &str) -> Result<String> {
     Ok(stored)
 }
 
-/// What sandboxes from a snapshot inherit.
+/// What sandboxes from a snapshot inherit, on every host.
 fn labels(info: &SandboxInfo) -> std::collections::BTreeMap<String, String> {
     let mut labels = info.labels.clone();
     labels.insert(OF.to_owned(), info.id.clone());
@@ -131,8 +140,16 @@ pub(super) async fn list(
             .is_none_or(|id| info.labels.get(OF) == Some(id));
         is_of && name.as_ref().is_none_or(|name| info.names.contains(name))
     };
-    let found: Vec<Shown> = all.iter().filter(wanted).filter_map(Shown::of).collect();
-    PageQuery { limit, next_token }.page(found)
+    let placed = |info: &SnapshotInfo| {
+        let shown = Shown::of(info)?;
+        let place = Place {
+            at_unix_ms: info.created_at_unix_ms,
+            id: shown.snapshot.clone(),
+        };
+        Some((place, shown))
+    };
+    let found = all.iter().filter(wanted).filter_map(placed);
+    PageQuery { limit, next_token }.page(found.collect(), Order::Desc)
 }
 
 #[derive(Debug, Deserialize)]
@@ -172,11 +189,13 @@ pub(super) async fn rollback(
     Ok(axum::Json(body).into_response())
 }
 
-/// Removes the checkpoint that was taken with a snapshot, if its sandbox still has it.
-pub(super) async fn forget_checkpoint(gateway: &Gateway, name: &str) -> Result<()> {
+/// Removes what the server keeps of a snapshot: its record, and the checkpoint that was taken with
+/// it, if its sandbox still has that.
+pub(super) async fn forget(gateway: &Gateway, name: &str) -> Result<()> {
     let Ok(details) = gateway.host().inspect_snapshot(name).await else {
         return Ok(());
     };
+    gateway.host().remove_document(Shelf::Snapshots, name)?;
     let Some(id) = details.manifest.labels.get(OF) else {
         return Ok(());
     };

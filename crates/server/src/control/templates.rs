@@ -302,7 +302,7 @@ pub(super) async fn remove(State(gateway): State<Gateway>, Id(id): Id) -> Result
     let removed = match template::image(host, &stored) {
         Some(_) => host.remove_image(&stored).await.map(drop),
         None => {
-            snapshots::forget_checkpoint(&gateway, &stored).await?;
+            snapshots::forget(&gateway, &stored).await?;
             host.remove_snapshot(&stored).await
         }
     };

@@ -428,6 +428,7 @@ async fn create_watcher(call: &Call, request: Request) -> Result<Value> {
     let files = call.connection.guest.files();
     let events = Events::default();
     let kept = events.clone();
+    // The link of a paused sandbox waits for its guest, and so does this.
     let task = tokio::spawn(async move {
         while let Ok(Some(event)) = watch.next().await {
             if let Some(shown) = shown_event(&files, &entries, event).await {
@@ -467,9 +468,9 @@ async fn watch_dir(call: &Call, request: Request) -> Result<Response> {
     tokio::spawn(async move {
         let mut is_there = answers.send(&json!({ "start": {} })).await;
         while is_there {
+            // The link of a paused sandbox waits for its guest, and so does this.
             let event = tokio::select! {
                 event = watch.next() => event,
-                () = connection.ended() => return drop(answers),
                 () = answers.closed() => return,
                 () = tokio::time::sleep(every) => {
                     is_there = answers.send(&json!({ "keepalive": {} })).await;
@@ -483,7 +484,11 @@ async fn watch_dir(call: &Call, request: Request) -> Result<Response> {
                     }
                 }
                 Ok(None) => return answers.end().await,
-                Err(error) => return answers.fail(&error.into()).await,
+                Err(error) if connection.is_alive() => return answers.fail(&error.into()).await,
+                Err(_) => {
+                    connection.ended().await;
+                    return drop(answers);
+                }
             }
         }
     });

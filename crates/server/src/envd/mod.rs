@@ -22,6 +22,7 @@ use sandtree::Phase;
 use serde_json::json;
 
 use crate::auth;
+use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
 use crate::gateway::{Connection, Gateway};
 use crate::labels::Labels;
@@ -86,7 +87,7 @@ pub async fn serve(gateway: Gateway, sandbox: &str, request: Request) -> Result<
         (&Method::GET, "/files") => files::download(call, request).await,
         (&Method::POST, "/files") => files::upload(call, request).await,
         (&Method::GET, "/metrics") => metrics(call).await,
-        (&Method::GET, "/envs") => Ok(axum::Json(json!({})).into_response()),
+        (&Method::GET, "/envs") => Ok(axum::Json(call.connection.sandbox.env()?).into_response()),
         (method, path) => Err(Fault::not_found(format!("there is no {method} {path}"))),
     }
 }
@@ -96,10 +97,13 @@ async fn metrics(call: Call) -> Result<Response> {
     let info = call.connection.sandbox.info()?;
     let memory_used = usage::memory_bytes(&used);
     let body = json!({
+        "ts": now_unix_ms() / 1000,
         "cpu_count": info.cpus,
         "cpu_used_pct": usage::cpu_percent(&used),
         "mem_total": used.memory_total_bytes,
         "mem_used": memory_used,
+        // What the guest's cache holds counts as free.
+        "mem_cache": 0,
         "mem_total_mib": used.memory_total_bytes >> 20,
         "mem_used_mib": memory_used >> 20,
         "disk_used": usage::disk_bytes(&used),
