@@ -223,7 +223,7 @@ def test_the_same_without_async(desktop, home):
         assert view.host == "127.0.0.1" and view.port > 0
 
 
-async def test_a_viewer_stays_over_a_revert(desktop):
+async def test_a_viewer_stays_over_a_revert_and_a_pause(desktop):
     """An independent client sees what the screen shows, on one connection."""
     display = desktop.display
     await display.move(200, 600)
@@ -243,6 +243,19 @@ async def test_a_viewer_stays_over_a_revert(desktop):
         # Its keys and pointer reach the machine of the new moment.
         await asyncio.to_thread(client.mouseMove, 640, 400)
         await until(lambda: pointer_is(display, 640, 400), "the viewer's pointer does not arrive")
+
+        await desktop.pause()
+        await desktop.resume()
+        await asyncio.to_thread(client.mouseMove, 200, 600)
+        await until(lambda: pointer_is(display, 200, 600), "the pointer does not arrive after a resume")
+        window = f"exec stdbuf -oL xev -geometry 400x300+300+200 >{EVENTS}"
+        await desktop.exec("sh", "-c", window, detach=True).start()
+        await until(lambda: has_event(desktop, "MapNotify"), "the window does not appear")
+        await display.wait_still(1.0, timeout=PATIENCE)
+        await display.click(500, 400)
+        await asyncio.to_thread(client.keyPress, "k")
+        await until(lambda: has_event(desktop, r"keysym \S+, k\)"), "the viewer's key does not arrive")
+        await desktop.execute("pkill -x xev")
         await asyncio.to_thread(client.disconnect)
         port = view.port
     with pytest.raises(ConnectionRefusedError):
@@ -255,6 +268,10 @@ async def test_a_viewer_needs_the_password(desktop):
         client = await asyncio.to_thread(connect, view, "guessed")
         with pytest.raises(AuthenticationError):
             await asyncio.to_thread(captured, client)
+
+
+async def has_event(desktop, pattern):
+    return re.search(pattern, (await desktop.execute(f"cat {EVENTS}")).check().stdout)
 
 
 async def other_scene(display, before):

@@ -144,6 +144,10 @@ fn doctor_reports_what_the_host_can_do_and_why_not_more() {
         "{found}"
     );
     assert!(
+        qemu["screens_refused"].is_null(),
+        "{found}: its devices are in the package qemu-system-common"
+    );
+    assert!(
         found["disk_free_bytes"].as_u64().unwrap() > 0
             && found["memory_available_bytes"].as_u64().unwrap() > 0
     );

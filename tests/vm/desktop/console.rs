@@ -28,6 +28,11 @@ fn keys_and_pointer_reach_a_guest_without_an_x_server() {
     fs::remove_file(recipe).unwrap();
     let shape = ["--cpus", "1", "--memory", "512M", "--display", SIZE];
     world.ok([&["run", "-d", "--name", "c"][..], &shape, &["console"]].concat());
+    // The size that was asked for is the one that the screen prefers.
+    let looking = "cd /sys/class/drm/*-Virtual-1; echo detect > status; head -n 1 modes";
+    let preferred = say(&world, "c", looking);
+    assert_eq!(preferred, SIZE);
+    refused(&world, &["display", "c"], "no_x_server");
     let reading = format!("setsid cat < /dev/tty1 > {TYPED}");
     world.ok(["exec", "-d", "c", "--", "sh", "-c", &reading]);
     world.ok(["exec", "-d", "c", "--", "sh", "-c", "while :; do :; done"]);

@@ -123,12 +123,12 @@ impl Devices {
     }
 
     fn release(&mut self, which: impl Fn(u16) -> bool) -> Result<(), Failure> {
-        let codes: Vec<u16> = self
-            .held
-            .iter()
-            .copied()
-            .filter(|code| which(*code))
-            .collect();
+        let held = self.held.iter().copied();
+        let mut codes: Vec<u16> = held.filter(|code| which(*code)).collect();
+        // A key that repeats without its modifier would type another character.
+        let of_code =
+            |code: u16| u8::try_from(code).map_or(keysym::NONE, |code| self.layout.keysym(code));
+        codes.sort_by_key(|code| keysym::is_modifier(of_code(*code)));
         codes
             .into_iter()
             .try_for_each(|code| self.key(code, Way::Up))?;

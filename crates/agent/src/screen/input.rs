@@ -474,7 +474,11 @@ impl Session {
     /// Releases all keys and buttons that are down, also those that the agent did not press.
     pub fn release_all(&mut self) -> Result<(), Failure> {
         let keys = self.wire.call(QueryKeymapRequest)?.keys;
+        let modifiers = self.wire.call(GetModifierMappingRequest)?.keycodes;
         let down = (0..=u8::MAX).filter(|&code| is_set(&keys, code));
+        let mut down: Vec<u8> = down.collect();
+        // A key that repeats without its modifier would type another character.
+        down.sort_by_key(|code| modifiers.contains(code));
         for code in down {
             self.fake(xproto::KEY_RELEASE_EVENT, code)?;
         }

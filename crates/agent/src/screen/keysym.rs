@@ -22,6 +22,11 @@ pub fn of(character: char) -> u32 {
     }
 }
 
+/// Whether a key changes what others type: from the left Shift to the right Hyper.
+pub fn is_modifier(keysym: u32) -> bool {
+    matches!(keysym, 0xffe1..=0xffee)
+}
+
 /// The character of a keysym, or its number.
 pub fn shown(keysym: u32) -> String {
     let code = keysym.checked_sub(UNICODE).unwrap_or(keysym);
