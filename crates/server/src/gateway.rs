@@ -80,7 +80,12 @@ impl Connection {
     pub async fn ended(&self) {
         let mut alive = self.alive.clone();
         while alive.changed().await.is_ok() {}
-        // Clients whose stream breaks ask at once why: the store must say it already.
+        self.recorded().await;
+    }
+
+    /// Waits for a short time until the store says that the sandbox does not run: clients whose
+    /// stream broke ask at once why.
+    pub async fn recorded(&self) {
         let end = Instant::now() + RECORDED_WITHIN;
         while self.sandbox.info().is_ok_and(|info| info.is_running()) && Instant::now() < end {
             tokio::time::sleep(RECORDED_POLL).await;

@@ -35,6 +35,7 @@ mod plane;
 mod processes;
 mod proxy;
 mod records;
+mod remainder;
 mod repeats;
 mod template;
 mod texts;

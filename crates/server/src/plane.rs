@@ -19,7 +19,7 @@ use crate::envd::{self, ENVD_PORT};
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
 use crate::observe::{Plane, Trail};
-use crate::{control, native, observed, proxy};
+use crate::{control, native, observed, proxy, remainder};
 
 /// A port of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,8 @@ pub fn router(gateway: Gateway) -> axum::Router {
     let control = control::router(gateway.clone()).merge(native::router(gateway.clone()));
     let divided = axum::middleware::from_fn_with_state(gateway.clone(), divide);
     let observed = axum::middleware::from_fn_with_state(gateway, observed::observe);
-    control.layer(divided).layer(observed)
+    let read = axum::middleware::from_fn(remainder::read_before_refusal);
+    control.layer(divided).layer(read).layer(observed)
 }
 
 async fn divide(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {

@@ -1,9 +1,14 @@
 //! Ports of a guest: HTTP and WebSocket, in every network mode, through the guest's agent. So
 //! services are reached that listen on the guest's loopback only.
 
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::header::{CONNECTION, HOST, HeaderName, UPGRADE};
 use hyper::{HeaderMap, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
@@ -111,6 +116,11 @@ async fn forward(
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let (mut parts, body) = response.into_parts();
         remove_neighbours(&mut parts.headers);
+        let body = Passed {
+            body,
+            connection: connection.clone(),
+            broken: None,
+        };
         return Ok(Response::from_parts(parts, Body::new(body)));
     }
     if upgrade.is_none() {
@@ -119,6 +129,49 @@ async fn forward(
     let theirs = hyper::upgrade::on(&mut response);
     tokio::spawn(join(ours, theirs));
     Ok(response.map(Body::new))
+}
+
+/// The body of a guest's answer. Where it breaks with its sandbox, its client learns that only when
+/// the store says why.
+struct Passed {
+    body: Incoming,
+    connection: Connection,
+    broken: Option<(hyper::Error, Recording)>,
+}
+
+type Recording = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl hyper::body::Body for Passed {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if self.broken.is_none() {
+            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(Err(error)) => {
+                    let connection = self.connection.clone();
+                    let recording = async move { connection.recorded().await };
+                    self.broken = Some((error, Box::pin(recording)));
+                }
+                passed => return Poll::Ready(passed),
+            }
+        }
+        if let Some((_, recording)) = &mut self.broken {
+            ready!(recording.as_mut().poll(context));
+        }
+        Poll::Ready(self.broken.take().map(|(error, _)| Err(error)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// The protocol that a client asks to continue with.

@@ -273,7 +273,7 @@ async fn base(gateway: &Gateway, client: &Client, wanted: &Wanted) -> Result<Bas
                     ..from_image(stored, image.bytes, &defaults)
                 })
             }
-            None if name.contains('/') && !name.starts_with(['.', '/']) => {
+            None if names_registry(&name) => {
                 // The server connects to any address, with the credentials of its user.
                 auth::need(&client.key, Scope::Registries, "an image of a registry")?;
                 Ok(Base {
@@ -320,6 +320,14 @@ async fn of_template(gateway: &Gateway, template: &str) -> Result<Base> {
     Ok(Base {
         has_user,
         ..from_image(stored, image.bytes, &defaults)
+    })
+}
+
+/// Whether the name of an image begins with a host, as those of registries do.
+fn names_registry(name: &str) -> bool {
+    let host = name.split_once('/').map(|(host, _)| host);
+    host.is_some_and(|host| {
+        host == "localhost" || host.trim_start_matches('.').contains(['.', ':'])
     })
 }
 

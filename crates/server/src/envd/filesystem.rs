@@ -486,7 +486,7 @@ async fn watch_dir(call: &Call, request: Request) -> Result<Response> {
                 Ok(None) => return answers.end().await,
                 Err(error) if connection.is_alive() => return answers.fail(&error.into()).await,
                 Err(_) => {
-                    connection.ended().await;
+                    connection.recorded().await;
                     return drop(answers);
                 }
             }

@@ -349,7 +349,7 @@ fn follow(
         let told = tokio::select! {
             told = tell(&answers, &process, &mut streams, every) => told,
             () = connection.ended() => Told::Lost,
-            () = answers.closed() => Told::Lost,
+            () = answers.closed() => Told::Unheard,
         };
         match told {
             Told::Whole => answers.end().await,
@@ -359,6 +359,10 @@ fn follow(
                 answers.fail(&fault).await;
             }
             Told::Lost => {
+                connection.recorded().await;
+                drop(answers);
+            }
+            Told::Unheard => {
                 drop(answers);
                 drain(streams, &connection).await;
             }
@@ -387,6 +391,8 @@ enum Told {
     TimedOut,
     /// The sandbox does not run any more.
     Lost,
+    /// The client is gone.
+    Unheard,
 }
 
 async fn tell(
@@ -397,7 +403,7 @@ async fn tell(
 ) -> Told {
     let start = json!({ "event": { "start": { "pid": process.pid } } });
     if !answers.send(&start).await {
-        return Told::Lost;
+        return Told::Unheard;
     }
     let Streams {
         out,
@@ -414,7 +420,7 @@ async fn tell(
             () = tokio::time::sleep_until(quiet + keepalive) => {
                 quiet = Instant::now();
                 if !answers.send(&json!({ "event": { "keepalive": {} } })).await {
-                    return Told::Lost;
+                    return Told::Unheard;
                 }
                 continue;
             }
@@ -428,7 +434,7 @@ async fn tell(
                 for piece in bytes[skipped as usize..].chunks(PIECE_MAX) {
                     let data = json!({ "event": { "data": { name: STANDARD.encode(piece) } } });
                     if !answers.send(&data).await {
-                        return Told::Lost;
+                        return Told::Unheard;
                     }
                 }
             }
@@ -446,7 +452,7 @@ async fn tell(
     if answers.send(&end).await {
         Told::Whole
     } else {
-        Told::Lost
+        Told::Unheard
     }
 }
 
