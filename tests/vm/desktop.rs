@@ -458,10 +458,10 @@ fn a_guest_that_changes_modes_takes_no_more_of_the_host() {
     let world = World::like(base());
     start(&world, "d");
     let qemu = world.inspect("d")["qemu_pid"].as_u64().unwrap();
-    let line = "for i in $(seq 40); do for mode in 5120x2160 640x480 1920x1080 1024x768; do \
+    let line = "for i in $(seq 30); do for mode in 5120x2160 1024x768; do \
                 xrandr --output Virtual-1 --mode $mode || exit 1; done; done; echo done";
     assert_eq!(say(&world, "d", line), "done");
-    // The guest's own memory, and that of QEMU. Forty times the largest mode would be 1.8 GB.
+    // The guest's own memory, and that of QEMU. Thirty times the larger mode would be 1.3 GB more.
     let taken = own_memory(qemu);
     assert!(taken < (1024 + 256) << 20, "{taken} bytes");
     assert_eq!(decoded(&picture(&world, "d")).0, 1024);

@@ -175,7 +175,8 @@ pub enum Reuse {
     No,
 }
 
-fn memo_of(store: &Store, key: &Name) -> Option<Image> {
+/// The image that was recorded under a key, if it still exists.
+pub(crate) fn memo_of(store: &Store, key: &Name) -> Option<Image> {
     let digest = store.cached::<Digest>(key).ok()??;
     find_by_digest(store, &digest).ok()?
 }

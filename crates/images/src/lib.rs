@@ -27,6 +27,7 @@
 //! store removes when it is opened next.
 
 mod access;
+mod added;
 mod apt;
 mod artifact;
 mod built_in;
@@ -57,6 +58,7 @@ mod transfer;
 mod unpacked;
 
 pub use access::RegistryAccess;
+pub use added::{is_plain, with_files};
 pub use built_in::{Reuse, debian_with, ensure, is_built_in, is_debian_ours, rebuild};
 pub use bundle::{kernel, with_kernel};
 pub use catalog::{

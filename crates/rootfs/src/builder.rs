@@ -17,6 +17,7 @@ use sandtree_disk::ext4::write::{
 use crate::copy_out;
 use crate::dir;
 use crate::error::Error;
+use crate::ext4;
 use crate::fault::{Fault, require, shown};
 use crate::layer;
 use crate::limits::{Limits, Meter};
@@ -106,6 +107,18 @@ impl Builder {
     /// in its files.
     pub fn add_dir(&mut self, dir: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
         self.change(|staging| dir::add(staging, dir, watch))
+    }
+
+    /// Adds everything in the ext4 file system of an image file on top of the tree. Returns the
+    /// number of bytes in its files. A file system with what the new one cannot have is refused.
+    pub fn add_file_system(&mut self, image: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
+        self.change(|staging| ext4::add(staging, image, watch))
+    }
+
+    /// Whether a path is that of a directory. Links are followed inside the tree.
+    pub fn is_dir(&self, path: &[u8]) -> bool {
+        let found = self.find(path).ok().flatten();
+        !self.is_failed && found.is_some_and(|id| self.staging.entries(id).is_some())
     }
 
     /// Puts one node, which replaces an existing one. Missing parents are created with mode 0755

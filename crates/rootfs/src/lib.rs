@@ -17,6 +17,7 @@ mod copy_out;
 mod dir;
 mod disk_image;
 mod error;
+mod ext4;
 mod fault;
 mod layer;
 mod limits;

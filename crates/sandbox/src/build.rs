@@ -3,6 +3,7 @@
 //! ```text
 //!   from ──► packages ──► files ──► run … ──► the last disk, flattened ──► image ──► its name
 //!             └────── each step in a machine, on the disk that the one before left ──┘
+//!   from ──► files, and nothing else ──► the tree of the image, with them ──► image ──► its name
 //! ```
 //!
 //! Always: the result of a step is a snapshot without a name, recorded under the digest of all its
@@ -185,6 +186,9 @@ impl Host {
             let steps = blocking(move || Steps::of(&read, with_packages)).await?;
             let base = self.base(recipe, &spec, &watch).await?;
             base.check_size(recipe)?;
+            let (base, steps) = self
+                .with_plain_files(recipe, base, steps, &spec, &watch)
+                .await?;
             let last = self.work(recipe, &base, &steps, &spec, &watch).await?;
             let mut recipe = recipe.clone();
             recipe.env.extend(spec.env.clone());
@@ -251,6 +255,52 @@ impl Host {
                 .await
                 .map(whole),
         }
+    }
+
+    /// Adds the files without a machine, if the recipe has nothing else to do. Returns what the
+    /// image is then made from, and the steps that are left.
+    async fn with_plain_files(
+        &self,
+        recipe: &Recipe,
+        base: Base,
+        steps: Steps,
+        spec: &BuildSpec,
+        watch: &BuildWatch,
+    ) -> Result<(Base, Steps)> {
+        let files = steps.plain_files().filter(|files| !files.is_empty());
+        let Some(files) = files.filter(|_| base.snapshot.is_none()) else {
+            return Ok((base, steps));
+        };
+        let keys = steps.keys(&base.image.digest, recipe)?;
+        let key = keys.last().expect("there are files");
+        let key = memo::key("files", &Digest::of(key.as_str().as_bytes()));
+        let reuse = if spec.usable(steps.len()) == steps.len() {
+            Reuse::Yes
+        } else {
+            Reuse::No
+        };
+        let image = base.image.clone();
+        let making = self.inner.image_job(watch.image(), move |job| {
+            images::with_files(job, &image, &files, &key, reuse)
+        });
+        let Some(image) = making.await? else {
+            return Ok((base, steps));
+        };
+        steps.check_files_unchanged()?;
+        let of = steps.len();
+        for (number, step) in steps.iter().enumerate() {
+            watch.tell(BuildEvent::Step {
+                number: number + 1,
+                of,
+                what: step.to_string(),
+                cached: false,
+            });
+        }
+        let base = Base {
+            image,
+            snapshot: None,
+        };
+        Ok((base, Steps::none()))
     }
 
     /// Runs the steps that were not done before. Returns the disk of the last one, if there is any.

@@ -121,6 +121,48 @@ fn an_image_has_the_content_and_the_defaults_of_its_recipe() {
     end(&world, &["tiny"]);
 }
 
+/// A QEMU that does not exist shows that none is started.
+#[test]
+fn plain_files_need_no_machine() {
+    let world = World::new();
+    let dir = files();
+    write(dir.path(), "tool", "#!/bin/sh\necho tool\n");
+    write(dir.path(), "words", "from the host\n");
+    let recipe = write(
+        dir.path(),
+        "plain.toml",
+        r#"
+        from = "tiny"
+        files = [
+            { source = "tool", target = "/usr/local/bin/tool", mode = "0755" },
+            { source = "words", target = "/opt/deep/words", owner = "root:root", mode = "0640" },
+        ]
+        env = { SHARED = "shared" }
+        "#,
+    );
+    let without_qemu = || {
+        let mut command = world.command();
+        command.args(["--json", "--qemu", "/nonexistent", "image", "build"]);
+        let answer = command.arg(&recipe).output().unwrap();
+        assert!(answer.status.success(), "{answer:?}");
+        serde_json::from_slice::<Value>(&answer.stdout).unwrap()
+    };
+    let made = without_qemu();
+    assert_eq!(without_qemu()["digest"], made["digest"]);
+    world.ok(["run", "-d", "--name", "p", "plain"]);
+    assert_eq!(say(&world, "p", "tool; echo $SHARED"), "tool\nshared");
+    let look = "cd /opt/deep; stat -c '%a %u %g' words; cat words; cd /; ls -d bin etc";
+    assert_eq!(say(&world, "p", look), "640 0 0\nfrom the host\nbin\netc");
+    // A directory is not replaced by a file, however it is copied.
+    let wrong = write(
+        dir.path(),
+        "wrong.toml",
+        "from = \"tiny\"\nfiles = [{ source = \"words\", target = \"/etc\" }]",
+    );
+    assert_ne!(build(&world, &wrong, &[]).code, 0);
+    world.ok(["rm", "-f", "p"]);
+}
+
 #[test]
 fn a_step_runs_once() {
     let world = World::new();

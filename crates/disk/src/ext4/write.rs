@@ -38,6 +38,7 @@ pub use tree::{
     Attributes, BLOCK_BYTES, Content, Device, Extent, Kind, MAX_FILE_BYTES, Node, NodeId, Time,
     Tree,
 };
+pub use xattr::xattr_name;
 
 use super::format::ROOT_INODE;
 use area::Closed;

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use sandtree_images::{hex, memo, parse_mode};
+use sandtree_images::{hex, is_plain, memo, parse_mode};
 use sandtree_store::{Digest, Name, Network};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -131,6 +131,28 @@ impl Steps {
             steps.push(Step::Run { run, digests });
         }
         Ok(Self(steps))
+    }
+
+    /// No steps.
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// The files, if all steps copy files for which no machine is needed.
+    pub fn plain_files(&self) -> Option<Vec<CopyFile>> {
+        let plain = |step: &Step| match step {
+            Step::File { file, .. } if is_plain(file) => Some(file.clone()),
+            _ => None,
+        };
+        self.0.iter().map(plain).collect()
+    }
+
+    /// Checks that the copied files still have the digests that are part of the keys.
+    pub fn check_files_unchanged(&self) -> Result<()> {
+        self.0.iter().try_for_each(|step| match step {
+            Step::File { file, digest } => check_unchanged(file, digest),
+            _ => Ok(()),
+        })
     }
 
     pub fn len(&self) -> usize {

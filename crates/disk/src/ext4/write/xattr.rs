@@ -25,6 +25,13 @@ const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 /// Prefixes of names and their numbers. The numbers 2 and 3 stand for the two access control lists.
 const PREFIXES: [(u8, &[u8]); 3] = [(1, b"user."), (4, b"trusted."), (6, b"security.")];
 
+/// The full name of an extended attribute, from the number of its prefix and the rest. `None`: it
+/// is of a kind whose value is stored in another form than programs see it.
+pub fn xattr_name(prefix: u8, rest: &[u8]) -> Option<Vec<u8>> {
+    let found = PREFIXES.iter().find(|(number, _)| *number == prefix);
+    found.map(|(_, text)| [text, rest].concat())
+}
+
 /// Ordered as the kernel requires: by number, length and bytes of the name.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry<'a> {
