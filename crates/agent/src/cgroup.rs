@@ -95,7 +95,7 @@ impl Cgroups {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A cgroup that nobody knows yet.
+    /// A new cgroup.
     pub fn make(&self) -> rustix::io::Result<Option<Cgroup>> {
         let Some(parent) = &self.parent else {
             return Ok(None);

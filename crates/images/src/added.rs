@@ -1,5 +1,5 @@
-//! Files of a recipe on top of an image, without a machine: the tree of the image is read, the files
-//! are added, and all of it is written as a new file system.
+//! Files of a recipe on top of an image, without a machine: the tree of the image is read, the
+//! files are added, and all of it is written as a new file system.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,16 +25,26 @@ pub fn is_plain(file: &CopyFile) -> bool {
     is_of_root && !file.unpack && found.is_ok_and(|found| found.is_file())
 }
 
-/// The image with these files, without a name. An image that was recorded under the key is used
-/// again unless `reuse` forbids it. `None`: that needs a machine, because the image has attributes
-/// that cannot be written again, or a directory where a file is to be.
-pub fn with_files(
-    job: &mut Job<'_>,
-    base: &Image,
-    files: &[CopyFile],
-    key: &Name,
-    reuse: Reuse,
-) -> Result<Option<Image>> {
+/// Files on top of an image.
+#[derive(Debug)]
+pub struct AddedFiles {
+    pub base: Image,
+    pub files: Vec<CopyFile>,
+    /// What the result is recorded under.
+    pub key: Name,
+    pub reuse: Reuse,
+}
+
+/// The image with these files, without a name. One that was made before is used again unless
+/// `reuse` forbids it. `None`: that needs a machine, because the base has attributes that cannot be
+/// written again, or a directory where a file is to be.
+pub fn with_files(job: &mut Job<'_>, added: &AddedFiles) -> Result<Option<Image>> {
+    let AddedFiles {
+        base,
+        files,
+        key,
+        reuse,
+    } = added;
     let known = match reuse {
         Reuse::Yes => memo_of(job.store, key),
         Reuse::No => None,

@@ -58,7 +58,7 @@ mod transfer;
 mod unpacked;
 
 pub use access::RegistryAccess;
-pub use added::{is_plain, with_files};
+pub use added::{AddedFiles, is_plain, with_files};
 pub use built_in::{Reuse, debian_with, ensure, is_built_in, is_debian_ours, rebuild};
 pub use bundle::{kernel, with_kernel};
 pub use catalog::{

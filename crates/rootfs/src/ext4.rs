@@ -1,9 +1,9 @@
 //! Adds the tree of an ext4 file system, so that files can be added to an image without a machine.
 //!
-//! Always: what the writer cannot store again is refused and never dropped: lists of access rights,
-//! and extended attributes of other kinds than `user`, `trusted` and `security`. Numbers of inodes,
-//! times of creation and the UUID are the writer's own. The reader checks every number; names, nodes
-//! and bytes are limited as those of an archive are.
+//! Always: what the writer cannot store again is refused and never dropped: access lists, and
+//! extended attributes of other kinds than `user`, `trusted` and `security`. Numbers of inodes,
+//! times of creation and the UUID are the writer's own. The reader checks every number; names,
+//! nodes and bytes are limited as those of an archive are.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sandtree_images::{
-    self as images, CopyFile, ImageInfo, ImportSpec, Progress as ImageProgress, Recipe,
+    self as images, AddedFiles, CopyFile, ImageInfo, ImportSpec, Progress as ImageProgress, Recipe,
     RegistryAccess, Reuse, memo,
 };
 use sandtree_store::{Digest, Image, ImageSpec, Name, Named};
@@ -136,6 +136,12 @@ struct Base {
     snapshot: Option<Held>,
 }
 
+/// What an image is made from, and the steps that are left.
+struct Plan {
+    base: Base,
+    steps: Steps,
+}
+
 impl Base {
     /// The size of the disk that steps find, and the least size of the image.
     fn bytes(&self) -> u64 {
@@ -186,9 +192,8 @@ impl Host {
             let steps = blocking(move || Steps::of(&read, with_packages)).await?;
             let base = self.base(recipe, &spec, &watch).await?;
             base.check_size(recipe)?;
-            let (base, steps) = self
-                .with_plain_files(recipe, base, steps, &spec, &watch)
-                .await?;
+            let plan = Plan { base, steps };
+            let Plan { base, steps } = self.with_plain_files(recipe, plan, &spec, &watch).await?;
             let last = self.work(recipe, &base, &steps, &spec, &watch).await?;
             let mut recipe = recipe.clone();
             recipe.env.extend(spec.env.clone());
@@ -257,19 +262,18 @@ impl Host {
         }
     }
 
-    /// Adds the files without a machine, if the recipe has nothing else to do. Returns what the
-    /// image is then made from, and the steps that are left.
+    /// Adds the files without a machine, if the recipe has nothing else to do.
     async fn with_plain_files(
         &self,
         recipe: &Recipe,
-        base: Base,
-        steps: Steps,
+        plan: Plan,
         spec: &BuildSpec,
         watch: &BuildWatch,
-    ) -> Result<(Base, Steps)> {
+    ) -> Result<Plan> {
+        let Plan { base, steps } = plan;
         let files = steps.plain_files().filter(|files| !files.is_empty());
         let Some(files) = files.filter(|_| base.snapshot.is_none()) else {
-            return Ok((base, steps));
+            return Ok(Plan { base, steps });
         };
         let keys = steps.keys(&base.image.digest, recipe)?;
         let key = keys.last().expect("there are files");
@@ -279,12 +283,17 @@ impl Host {
         } else {
             Reuse::No
         };
-        let image = base.image.clone();
-        let making = self.inner.image_job(watch.image(), move |job| {
-            images::with_files(job, &image, &files, &key, reuse)
-        });
+        let added = AddedFiles {
+            base: base.image.clone(),
+            files,
+            key,
+            reuse,
+        };
+        let making = self
+            .inner
+            .image_job(watch.image(), move |job| images::with_files(job, &added));
         let Some(image) = making.await? else {
-            return Ok((base, steps));
+            return Ok(Plan { base, steps });
         };
         steps.check_files_unchanged()?;
         let of = steps.len();
@@ -300,7 +309,10 @@ impl Host {
             image,
             snapshot: None,
         };
-        Ok((base, Steps::none()))
+        Ok(Plan {
+            base,
+            steps: Steps::none(),
+        })
     }
 
     /// Runs the steps that were not done before. Returns the disk of the last one, if there is any.

@@ -1,4 +1,4 @@
-//! Keys and buttons that are held when a state is captured: nobody holds them in the next machine.
+//! Keys that are held when a state is captured: they are not held in the next machine.
 
 use std::process::Child;
 

@@ -77,7 +77,19 @@ fn launch(
     let streams = [above(stdin)?, above(stdout)?, above(stderr)?];
     let launched = |cgroup: rustix::io::Result<Option<Cgroup>>| {
         let cgroup = cgroup.or_failure(|| "cannot make a cgroup".into())?;
-        launch_in(defaults, start, account, cgroup, &streams)
+        let launch = Launch::new(defaults, start, account, cgroup.as_ref());
+        let ran = launch.map_err(NotRun::from);
+        match ran.and_then(|launch| launch.run(&streams)) {
+            Ok(pid) => Ok((pid, Family::new(pid, cgroup))),
+            Err(not_run) => {
+                // Nothing ran, so only the directory is left; a family without members can have
+                // any pid.
+                if !not_run.lacks_cgroup {
+                    Family::new(rustix::process::getpid(), cgroup).remove();
+                }
+                Err(not_run)
+            }
+        }
     };
     let launched = match launched(defaults.cgroups.create()) {
         // Root of the guest has removed the cgroup that waited for this command.
@@ -99,28 +111,6 @@ impl From<Failure> for NotRun {
         Self {
             failure,
             lacks_cgroup: false,
-        }
-    }
-}
-
-fn launch_in(
-    defaults: &Defaults,
-    start: &ExecStart,
-    account: &Account,
-    cgroup: Option<Cgroup>,
-    streams: &[OwnedFd; 3],
-) -> Result<(Pid, Family), NotRun> {
-    let launch = Launch::new(defaults, start, account, cgroup.as_ref());
-    let ran = launch.map_err(NotRun::from);
-    match ran.and_then(|launch| launch.run(streams)) {
-        Ok(pid) => Ok((pid, Family::new(pid, cgroup))),
-        Err(not_run) => {
-            // Nothing ran, so only the directory is left; a family without members can have any
-            // pid.
-            if !not_run.lacks_cgroup {
-                Family::new(rustix::process::getpid(), cgroup).remove();
-            }
-            Err(not_run)
         }
     }
 }

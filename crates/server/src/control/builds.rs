@@ -273,7 +273,7 @@ async fn base(gateway: &Gateway, client: &Client, wanted: &Wanted) -> Result<Bas
                     ..from_image(stored, image.bytes, &defaults)
                 })
             }
-            None if names_registry(&name) => {
+            None if names_registry(name) => {
                 // The server connects to any address, with the credentials of its user.
                 auth::need(&client.key, Scope::Registries, "an image of a registry")?;
                 Ok(Base {

@@ -112,11 +112,13 @@ async fn spec(gateway: &Gateway, client: &Client, new: NewSandbox) -> Result<San
 /// clients that clone send nothing but the snapshot.
 enum Origin {
     Image,
-    Snapshot {
-        labels: Labels,
-        /// `None`: the snapshot was not taken by a server with this store.
-        record: Option<SnapshotRecord>,
-    },
+    Snapshot(Box<Inherited>),
+}
+
+struct Inherited {
+    labels: Labels,
+    /// `None`: the snapshot was not taken by a server with this store.
+    record: Option<SnapshotRecord>,
 }
 
 impl Origin {
@@ -130,23 +132,23 @@ impl Origin {
                 "template \"{stored}\" not found: `sandtree image ls` and `sandtree snapshot ls` list them"
             )));
         };
-        Ok(Self::Snapshot {
+        Ok(Self::Snapshot(Box::new(Inherited {
             labels: Labels::read(&details.manifest.labels),
             record: records::snapshot_of(host, stored, &details.digest)?,
-        })
+        })))
     }
 
     fn labels(&self) -> Labels {
         match self {
             Self::Image => Labels::read(&BTreeMap::new()),
-            Self::Snapshot { labels, .. } => labels.clone(),
+            Self::Snapshot(inherited) => inherited.labels.clone(),
         }
     }
 
     fn record(&self) -> Option<&SnapshotRecord> {
         match self {
             Self::Image => None,
-            Self::Snapshot { record, .. } => record.as_ref(),
+            Self::Snapshot(inherited) => inherited.record.as_ref(),
         }
     }
 
@@ -160,7 +162,7 @@ impl Origin {
         let chosen = shapes::network(new.internet, new.network.as_ref());
         match self {
             Self::Image => Some(chosen.unwrap_or(Network::Full)),
-            Self::Snapshot { .. } => chosen,
+            Self::Snapshot(_) => chosen,
         }
     }
 }
