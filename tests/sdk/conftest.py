@@ -4,7 +4,9 @@
 made of hard links.
 """
 
+import asyncio
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -12,8 +14,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import requests
@@ -143,6 +147,83 @@ def own():
     yield make
     for one in made:
         one.kill()
+
+
+class Loop:
+    """The event loop of the asynchronous clients, in a thread: their own tasks run between two calls of a test."""
+
+    _running = None
+
+    @classmethod
+    def run(cls, work, *arguments, **options):
+        """Calls a function on the loop, and waits for what it returns."""
+        if cls._running is None:
+            cls._running = asyncio.new_event_loop()
+            threading.Thread(target=cls._running.run_forever, daemon=True).start()
+
+        async def call():
+            result = work(*arguments, **options)
+            return await result if inspect.isawaitable(result) else result
+
+        return asyncio.run_coroutine_threadsafe(call(), cls._running).result(280)
+
+
+class Blocking:
+    """A class or an object of the asynchronous client, called like the synchronous one: one test holds for both."""
+
+    def __init__(self, target):
+        self._target = target
+
+    def __getattr__(self, name):
+        return blocking(getattr(self._target, name))
+
+    def __call__(self, *arguments, **options):
+        return blocking(self._target)(*arguments, **options)
+
+
+def blocking(value):
+    """What a test sees of a value of the asynchronous client."""
+    if isinstance(value, list):
+        return [blocking(one) for one in value]
+    if inspect.isroutine(value):
+        return lambda *arguments, **options: blocking(Loop.run(value, *plain(arguments), **plain(options)))
+    kind = value if isinstance(value, type) else type(value)
+    parts = [getattr(kind, name, None) for name in dir(kind) if not name.startswith("_")]
+    if kind.__module__.startswith("e2b") and any(map(inspect.iscoroutinefunction, parts)):
+        return Blocking(value)
+    return value
+
+
+def plain(value):
+    """The other way round: what the client gets from a test."""
+    if isinstance(value, Blocking):
+        return value._target
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(plain(one) for one in value)
+    return value
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def client(request):
+    """Each flavour of E2B's Python client, with the addresses of the server given to it."""
+    from e2b import E2B
+
+    url = Running.server.url
+    bound = E2B(api_key=os.environ["E2B_API_KEY"], api_url=url, sandbox_url=url)
+    is_async = request.param == "async"
+    wrap, prefix = (blocking, "Async") if is_async else (lambda value: value, "")
+    parts = {name: wrap(getattr(bound, prefix + name)) for name in ["Sandbox", "Secret"]}
+    return SimpleNamespace(is_async=is_async, **parts)
+
+
+@pytest.fixture(scope="module")
+def box(client):
+    """A sandbox of either flavour, which the tests of a module share."""
+    made = client.Sandbox.create(timeout=900, metadata={"made": "for both"}, envs={"FOO": "from create"})
+    yield made
+    made.kill()
 
 
 @pytest.fixture

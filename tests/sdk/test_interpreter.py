@@ -205,6 +205,20 @@ def test_the_async_client():
             (context,) = await sandbox.list_code_contexts()
             both = await asyncio.gather(sandbox.run_code("'one'"), sandbox.run_code("'two'", context=context))
             assert [one.text for one in both] == ["one", "two"]
+            other = await sandbox.create_code_context(cwd="/tmp", language="python")
+            assert {one.id for one in await sandbox.list_code_contexts()} == {context.id, other.id}
+            assert (await sandbox.run_code("import os\nmine = 1\nos.getcwd()", context=other)).text == "/tmp"
+            assert (await sandbox.run_code("mine", context=context)).error.name == "NameError"
+            await sandbox.restart_code_context(other)
+            assert (await sandbox.run_code("mine", context=other)).error.name == "NameError"
+            await sandbox.remove_code_context(other)
+            for gone in [sandbox.remove_code_context(other.id), sandbox.restart_code_context(other)]:
+                with pytest.raises(NotFoundException):
+                    await gone
+            with pytest.raises(SandboxException, match="'cobol' is not available"):
+                await sandbox.run_code("1", language="cobol")
+            with pytest.raises(SandboxException, match="'/no/such' is not a directory"):
+                await sandbox.create_code_context(cwd="/no/such")
             with pytest.raises(TimeoutException):
                 await sandbox.run_code("import time\ntime.sleep(100)", timeout=1)
         finally:

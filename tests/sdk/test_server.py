@@ -2,18 +2,26 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import os
+import re
+import shutil
+import signal
 import socket
 import struct
+import subprocess
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import requests
 from e2b import AsyncSandbox, CommandExitException, RateLimitException, Sandbox
 
-from conftest import Running, Server, eventually, sandboxes, sandtree, use
+from conftest import PROGRAM, Running, Server, eventually, sandboxes, sandtree, use
 
 
 def test_a_killed_server_harms_nothing(own):
@@ -38,6 +46,70 @@ def test_a_stopped_server_ends_well(own):
     assert Running.server.stop() == 0
     use(Server(address))
     assert made.commands.run("echo alive").stdout == "alive\n"
+
+
+def test_a_stopped_server_delivers_what_is_under_way(own):
+    made = own()
+    begun = threading.Event()
+    script = "echo begun; sleep 2; head -c 3000000 /dev/zero | tr '\\0' x; echo end; exit 3"
+    command = made.commands.run(script, background=True)
+    address = Running.server.address
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(command.wait, on_stdout=lambda _: begun.set())
+        assert begun.wait(60)
+        assert Running.server.stop() == 0
+        use(Server(address))
+        ended = waiting.exception(60)
+    assert isinstance(ended, CommandExitException), ended
+    assert (ended.exit_code, ended.stdout) == (3, "begun\n" + "x" * 3_000_000 + "end\n")
+
+
+@contextlib.contextmanager
+def announced(home):
+    """The lines that a server prints for people when it starts."""
+    words = [PROGRAM, "--home", str(home), "serve", "--listen", "127.0.0.1:0", "--no-base"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield [server.stdout.readline().strip() for _ in range(3)]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=30) == 0
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def test_the_first_start_says_what_to_set_and_shows_a_key(tmp_path):
+    home = tmp_path / "home"
+    with announced(home) as [listening, addresses, key]:
+        url = listening.removeprefix("listening on ")
+        names = ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"]
+        assert addresses == "export " + " ".join(f"{name}={url}" for name in names)
+        assert re.fullmatch("export E2B_API_KEY=e2b_[0-9a-f]{40}", key), key
+        key = key.split("=")[1]
+        list_with = lambda url, key: requests.get(f"{url}/v2/sandboxes", headers={"X-API-KEY": key})
+        assert (list_with(url, key).status_code, list_with(url, key).json()) == (200, [])
+        assert list_with(url, os.environ["E2B_API_KEY"]).status_code == 401
+    assert key.encode() not in b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
+    # Later ones do not know it any more, and take it.
+    with announced(home) as [listening, _, hint]:
+        assert "e2b_" not in hint and "sandtree key create" in hint
+        assert list_with(listening.removeprefix("listening on "), key).status_code == 200
+
+
+def test_units_for_systemd_are_valid(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd-analyze to check the units with")
+
+    def complaints(name, text):
+        # The program is elsewhere here.
+        unit = tmp_path / name
+        unit.write_text(re.sub("(?m)^ExecStart=[^ ]*", f"ExecStart={PROGRAM}", text))
+        return subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True).stderr
+
+    for path in (Path(__file__).parents[2] / "docs/systemd").glob("*.service"):
+        assert complaints(path.name, path.read_text()) == ""
+        assert "nonsense" in complaints("broken.service", path.read_text().replace("KillMode=process", "KillMode=nonsense"))
 
 
 def test_keys_are_shown_once_and_can_be_removed(server):
@@ -170,6 +242,45 @@ def test_private_ports_need_their_token(own, server):
     with_token = through(server, made, 8123, headers={"e2b-traffic-access-token": token})
     assert with_token.status_code == 502
     assert through(server, made, 8123, headers={"e2b-traffic-access-token": token[:-1]}).status_code == 403
+
+
+@pytest.mark.parametrize("network", ["none", "isolated"])
+def test_ports_are_reached_without_a_network(server, network):
+    key = {"X-API-KEY": os.environ["E2B_API_KEY"]}
+    expiry = {"after_ms": 300_000, "action": "remove"}
+    new = {"image": "debian", "network": network, "expiry": expiry}
+    created = requests.post(f"{server.url}/api/v1/sandboxes", json=new, headers=key)
+    assert created.status_code == 201, created.text
+    made = Sandbox.connect(created.json()["id"])
+    try:
+        assert made.get_info().allow_internet_access is False
+        made.files.write("echo.py", ECHO)
+        made.commands.run("python3 echo.py", background=True)
+        answer = eventually(lambda: (a := through(server, made, 8123, method="POST", data=b"abc")).status_code == 201 and a)
+        assert answer.content == b"cba"
+        assert websocket(server, made, 8123, b"hello") == b"HELLO"
+    finally:
+        made.kill()
+
+
+def test_traffic_of_a_port_resumes_a_paused_sandbox(own, server):
+    made = own(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    made.files.write("echo.py", ECHO)
+    made.commands.run("python3 echo.py", background=True)
+    ask = lambda body: through(server, made, 8123, method="POST", data=body)
+    eventually(lambda: ask(b"abc").status_code == 201)
+    made.pause()
+    # It is resumed once, for all that ask.
+    with ThreadPoolExecutor(5) as pool:
+        answers = list(pool.map(ask, [b"abc"] * 5))
+    assert [answer.content for answer in answers] == [b"cba"] * 5
+    info = made.get_info()
+    assert info.state == "running"
+    assert 290 < info.end_at.timestamp() - time.time() < 301, "at least five minutes"
+    made.pause()
+    assert websocket(server, made, 8123, b"hello") == b"HELLO"
+    made.pause()
+    assert requests.post(server.url, data=b"xyz", headers={"Host": made.get_host(8123)}).content == b"zyx"
 
 
 def test_traffic_resumes_a_paused_sandbox(own, server):

@@ -19,7 +19,18 @@ from pathlib import Path
 
 import pytest
 import requests
-from e2b import AsyncTemplate, BuildException, Sandbox, SandboxException, Template, TemplateException
+from e2b import (
+    AsyncTemplate,
+    BuildException,
+    Sandbox,
+    SandboxException,
+    Template,
+    TemplateException,
+    wait_for_file,
+    wait_for_port,
+    wait_for_process,
+    wait_for_url,
+)
 from e2b.template.types import TemplateBuildStatus
 
 import cubesandbox
@@ -167,6 +178,89 @@ def test_a_step_that_fails_is_reported_with_its_output():
     assert not Template.exists("sdk-fails")
 
 
+DOCKERFILE = """
+FROM debian:bookworm
+ARG WHO=there
+ENV GREETING="hello ${WHO}"
+WORKDIR /srv/docker
+COPY --chown=root --chmod=640 note.txt ./
+USER root
+RUN <<EOF
+echo "$GREETING" > said
+id -un >> said
+EOF
+RUN ["sh", "-c", "echo exec form > exec"]
+USER user
+"""
+
+
+def helped(flavour, context):
+    """Every helper of the builder that needs no network, after a Dockerfile."""
+    builder = flavour(file_context_path=context).from_dockerfile(DOCKERFILE)
+    items = [{"src": "note.txt", "dest": "/srv/made/"}, {"src": "app/lib", "dest": "/srv/made/lib", "user": "user", "mode": 0o700}]
+    return (
+        builder.make_dir(["/srv/made", "/srv/with blanks"], mode=0o755, user="root")
+        .copy_items(items)
+        .rename("/srv/made/note.txt", "/srv/made/renamed.txt", user="root")
+        .make_symlink("/srv/made/renamed.txt", "/srv/link", user="root", force=True)
+        .remove("/srv/with blanks", recursive=True, force=True, user="root")
+        .set_envs({"HELPED": "yes"})
+        .run_cmd(["git init -q /home/user/origin", "cd /home/user/origin", "git -c user.name=x -c user.email=x@x commit -q --allow-empty -m x"])
+        .git_clone("/home/user/origin", "/home/user/cloned", depth=1)
+        .set_user("root")
+        .set_workdir("/srv/made")
+    )
+
+
+@pytest.fixture(scope="module")
+def helpers(context):
+    """A template of all helpers, whose service is ready when it answers."""
+    service = helped(Template, context).set_start_cmd("python3 -m http.server 8010", wait_for_url("http://127.0.0.1:8010"))
+    yield Template.build(service, "sdk-helped", **SMALL)
+    delete("sdk-helped")
+
+
+def test_every_helper_of_the_builder(helpers, own):
+    sandbox = own("sdk-helped")
+    run = lambda line, **options: sandbox.commands.run(line, **options).stdout
+    assert run("whoami; pwd; echo $GREETING, $HELPED") == "root\n/srv/made\nhello there, yes\n"
+    assert run("cd /srv/docker; stat -c '%a %U' note.txt; cat said exec") == "640 root\nhello there\nroot\nexec form\n"
+    assert run("cat /srv/link; stat -c '%a %U' lib lib/data; ls -d /srv/with* 2>/dev/null || true") == (
+        "note700 user\n700 user\n"
+    )
+    assert run("git -C /home/user/cloned log --format=%s", user="user") == "x\n"
+    ready = [wait_for_url("http://127.0.0.1:8010"), wait_for_port(8010), wait_for_process("python3"), wait_for_file("/srv/link")]
+    run(" && ".join(command.get_cmd() for command in ready))
+    assert "FROM debian:bookworm" in Template.to_dockerfile(Template().from_image("debian:bookworm").run_cmd("true"))
+
+
+def test_the_asynchronous_client_builds_and_tags(helpers, context):
+    """The same steps with another end: nothing runs again but the check that it is ready."""
+
+    async def work():
+        log = []
+        ready = helped(AsyncTemplate, context).set_ready_cmd(wait_for_file("/srv/made/renamed.txt"))
+        made = await AsyncTemplate.build(ready, "sdk-ready", tags=["one"], on_build_logs=log.append, **SMALL)
+        steps = [entry.message for entry in log if re.search(r"\d+/\d+\] ", entry.message)]
+        assert steps and all(line.startswith("CACHED ") for line in steps), steps
+        assert (await AsyncTemplate.assign_tags("sdk-ready:one", ["two", "three"])).build_id == made.build_id
+        assert {tag.tag for tag in await AsyncTemplate.get_tags("sdk-ready")} == {"one", "two", "three"}
+        await AsyncTemplate.remove_tags("sdk-ready", "two")
+        assert [await AsyncTemplate.exists(f"sdk-ready:{tag}") for tag in ["one", "two"]] == [True, False]
+        assert await AsyncTemplate.alias_exists("sdk-ready:three") and not await AsyncTemplate.alias_exists("no-such")
+        with pytest.raises(TemplateException, match="not found"):
+            await AsyncTemplate.get_tags("no-such")
+        with pytest.raises(TemplateException, match="not found"):
+            await AsyncTemplate.assign_tags("sdk-ready:none", "x")
+        with pytest.raises(BuildException, match="exit(ed)? .*7"):
+            await AsyncTemplate.build(AsyncTemplate().from_template("base").run_cmd("exit 7"), "sdk-fails", **SMALL)
+
+    try:
+        asyncio.run(work())
+    finally:
+        assert delete("sdk-ready") == 204
+
+
 def test_the_asynchronous_client_builds_in_the_background():
     async def work():
         template = AsyncTemplate().from_template("base").set_envs({"A": "b"})
@@ -193,6 +287,13 @@ def test_what_cannot_be_built_is_refused():
         Template.build(Template().from_template("base"), "sdk-refused", cpu_count=1000)
     with pytest.raises(BuildException, match="AWS or GCP"):
         Template.build(Template().from_aws_registry("r/i", "a", "b", "c"), "sdk-refused")
+    with pytest.raises(BuildException, match="AWS or GCP"):
+        Template.build(Template().from_gcp_registry("r/i", {"project_id": "x"}), "sdk-refused")
+    for foreign in ["ubuntu", "fedora", "alpine", "arch", "python", "node", "bun"]:
+        with pytest.raises(BuildException, match="not in the store"):
+            Template.build(getattr(Template(), f"from_{foreign}_image")(), "sdk-refused")
+    with pytest.raises(BuildException, match='template "devcontainer" not found'):
+        Template.build(Template().from_template("devcontainer").beta_set_dev_container_start("/srv"), "sdk-refused")
 
 
 @pytest.fixture
@@ -413,6 +514,14 @@ def test_templates_of_cubesandbox():
     sandbox = cubesandbox.Sandbox.create("sdk-cube", timeout=120)
     assert sandbox.commands.run("echo $A").stdout == "b\n"
     sandbox.kill()
+    again = cubesandbox.Template.rebuild(made.template_id)
+    assert again.template_id == made.template_id and again.job_id != made.job_id
+    status = eventually(
+        lambda: (s := cubesandbox.Template.get_build_status(made.template_id, again.job_id)).status != "building" and s, 240
+    )
+    assert status.status == "ready", status
+    with pytest.raises(cubesandbox.TemplateNotFoundError):
+        cubesandbox.Template.rebuild(f"tpl-{uuid.uuid4().hex[:24]}")
     with pytest.raises(cubesandbox.ApiError, match="dns"):
         cubesandbox.Template.build(image="debian", dns=["1.1.1.1"])
     for name in [made.template_id, "sdk-cube"]:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import requests
-from e2b import AsyncVolume, Sandbox, SandboxException, Volume
+from e2b import AsyncSandbox, AsyncVolume, Sandbox, SandboxException, Volume
 from e2b.exceptions import VolumeException, VolumeNotFoundException, VolumePathNotFoundException
 
 import cubesandbox
@@ -120,11 +120,31 @@ def test_refusals_are_clear(volume, server):
 def test_the_asynchronous_client(volume):
     async def work():
         same = await AsyncVolume.connect(volume.volume_id)
-        await same.write_file("a", "asynchronous")
-        assert await same.read_file("a") == "asynchronous"
-        assert [entry.name for entry in await same.list("/")] == ["a"]
-        await same.remove("a")
-        assert not await same.exists("a")
+        assert (same.name, same.token) == (volume.name, volume.token)
+        assert (await AsyncVolume.get_info(volume.volume_id)).name == "sdk-data"
+        assert "sdk-data" in {one.name for one in await AsyncVolume.list()}
+        with pytest.raises(VolumeException, match="already"):
+            await AsyncVolume.create("sdk-data")
+        large = os.urandom(3_000_000)
+        assert (await same.write_file("dir/a", large, mode=0o640, force=True)).mode == 0o640
+        assert await same.read_file("dir/a", format="bytes") == large
+        assert b"".join([piece async for piece in await same.read_file("dir/a", format="stream")]) == large
+        assert (await same.make_dir("dir/sub")).type == "directory"
+        assert [entry.name for entry in await same.list("/", depth=2)] == ["dir", "a", "sub"]
+        assert (await same.get_info("dir/a")).size == len(large)
+        assert (await same.update_metadata("dir/a", mode=0o600)).mode == 0o600
+        await same.remove("dir/a")
+        assert not await same.exists("dir/a")
+        with pytest.raises(VolumePathNotFoundException):
+            await same.read_file("dir/a")
+        sandbox = await AsyncSandbox.create(timeout=120, volume_mounts={"/mnt/data": same})
+        await sandbox.commands.run("echo inside > /mnt/data/in")
+        await sandbox.kill()
+        assert await same.read_file("in") == "inside\n"
+        other = await AsyncVolume.create("sdk-async")
+        assert [await AsyncVolume.destroy(other.volume_id) for _ in range(2)] == [True, False]
+        with pytest.raises(VolumeNotFoundException):
+            await AsyncVolume.connect(other.volume_id)
 
     asyncio.run(work())
 
@@ -132,10 +152,20 @@ def test_the_asynchronous_client(volume):
 def test_volumes_of_cubesandbox():
     made = cubesandbox.Volume.create("sdk-cube")
     assert made.volume_id in {volume.volume_id for volume in cubesandbox.Volume.list()}
+    info = cubesandbox.Volume.get_info(made.volume_id)
+    assert (info.volume_id, info.name, info.token) == (made.volume_id, "sdk-cube", made.token)
+    assert cubesandbox.Volume.connect(made.volume_id) == made
+    with pytest.raises(cubesandbox.ApiError, match="driver"):
+        cubesandbox.Volume.create("sdk-driven", driver="nfs")
     mount = cubesandbox.VolumeMount(made, read_only=True)
     sandbox = cubesandbox.Sandbox.create("base", timeout=120, volume_mounts={"/mnt/data": mount})
     refused = sandbox.commands.run("touch /mnt/data/x")
     assert refused.exit_code != 0 and "Read-only" in refused.stderr
+    with pytest.raises(cubesandbox.ApiError, match="mounted in sandbox"):
+        cubesandbox.Volume.destroy(made.volume_id)
     sandbox.kill()
     assert cubesandbox.Volume.destroy(made.volume_id) is True
     assert cubesandbox.Volume.destroy(made.volume_id) is False
+    for refused in [cubesandbox.Volume.get_info, cubesandbox.Volume.connect]:
+        with pytest.raises(cubesandbox.VolumeNotFoundError):
+            refused(made.volume_id)
