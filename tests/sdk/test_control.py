@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -251,3 +252,14 @@ def test_a_key_limits_creations_a_minute(limited):
     other = create(limited("--max-creates-per-minute", "1"))
     for id in [*ids, other.json()["sandboxID"]]:
         assert Sandbox.kill(id)
+
+
+def test_limits_hold_for_requests_at_the_same_time(limited):
+    for limit in [["--max-sandboxes", "1"], ["--max-memory", "600M"]]:
+        key = limited(*limit)
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: create(key), range(4)))
+        for answer in answers:
+            if answer.status_code == 201:
+                assert Sandbox.kill(answer.json()["sandboxID"])
+        assert sorted(answer.status_code for answer in answers) == [201, 429, 429, 429], limit

@@ -205,6 +205,14 @@ def test_a_clone_of_a_sandbox_without_an_end_has_none():
         assert original.get_info().end_at.year == clone.get_info().end_at.year == 9999
 
 
+def test_a_lifetime_that_is_set_later_ends_as_its_creator_chose():
+    with Sandbox.create("base", timeout=NEVER_TIMEOUT, lifecycle={"on_timeout": "pause"}) as made:
+        info = made.get_info()
+        assert (info.end_at.year, info["lifecycle"]["onTimeout"]) == (9999, "pause")
+        made.set_timeout(1)
+        eventually(lambda: made.get_info().state == "paused")
+
+
 def test_pause_and_lifetimes(cube):
     cube.set_timeout(NEVER_TIMEOUT)
     assert cube.get_info().end_at.year == 9999

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use sandtree::{ErrorKind, Guest, Host, KeyInfo, Phase, Sandbox, SandboxInfo};
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use crate::builds::Builds;
 use crate::config::Config;
@@ -47,6 +47,8 @@ struct Inner {
     pub processes: Processes,
     pub watchers: Watchers,
     repeats: Repeats,
+    /// Keys with limits whose sandboxes are being made.
+    admissions: Repeats,
     first_uses: FirstUses,
     figures: Figures,
     spans: Spans,
@@ -59,6 +61,12 @@ pub struct New {
     pub sandboxes: u32,
     /// Of all of them together.
     pub memory_bytes: u64,
+}
+
+/// The permission to make sandboxes run.
+#[derive(Debug)]
+pub struct Admission {
+    _turn: Option<OwnedMutexGuard<()>>,
 }
 
 /// A connection to a running guest, which all requests for it share.
@@ -109,6 +117,7 @@ impl Gateway {
                 processes: Processes::default(),
                 watchers: Watchers::default(),
                 repeats: Repeats::default(),
+                admissions: Repeats::default(),
                 first_uses: FirstUses::default(),
                 figures: Figures::default(),
                 builds: Builds::default(),
@@ -262,13 +271,15 @@ impl Gateway {
         }
     }
 
-    /// Refuses what is over the limits of a key.
-    pub fn admit(&self, key: &KeyInfo, new: New) -> Result<()> {
+    /// Refuses what is over the limits of a key. The caller keeps the admission until its sandboxes
+    /// run: they count from then on, and other requests of the key wait until then.
+    pub async fn admit(&self, key: &KeyInfo, new: New) -> Result<Admission> {
         self.admit_rate(key, new.sandboxes)?;
         let limits = &key.limits;
         if limits.sandboxes.is_none() && limits.memory_bytes.is_none() {
-            return Ok(());
+            return Ok(Admission { _turn: None });
         }
+        let turn = self.inner.admissions.enter(&key.id).await;
         let (all, _) = self.host().list()?;
         let mine = all
             .iter()
@@ -288,7 +299,7 @@ impl Gateway {
             let message = format!("this key may use {most} MiB of memory at a time");
             return Err(Fault::too_many(message, Retry::Never));
         }
-        Ok(())
+        Ok(Admission { _turn: Some(turn) })
     }
 
     fn admit_rate(&self, key: &KeyInfo, new: u32) -> Result<()> {

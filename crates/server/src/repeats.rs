@@ -1,4 +1,5 @@
-//! Requests that a client may send again: of two at a time, the second waits for the first.
+//! Requests of one name, such as one that a client may send again: of two at a time, the second
+//! waits for the first.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

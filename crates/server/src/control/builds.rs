@@ -235,7 +235,7 @@ pub(super) async fn begin(
         sandboxes: 1,
         memory_bytes: MACHINE_BYTES,
     };
-    gateway.admit(&client.key, needed)?;
+    let _admission = gateway.admit(&client.key, needed).await?;
     let access = registry_access(wanted.from_image_registry.as_ref())?;
     let base = base(gateway, client, &wanted).await?;
     let plan = planned(gateway, &record, wanted, base)?;

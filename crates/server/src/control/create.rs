@@ -9,7 +9,7 @@ use sandtree::image::is_built_in;
 use sandtree::{Expiry, ExpiryAction, Network, SandboxInfo, SandboxSpec};
 
 use super::sandboxes::{created, timeout};
-use super::shapes::{self, NetworkRules, NewSandbox};
+use super::shapes::{self, FOREVER_MS, NetworkRules, NewSandbox};
 use super::volumes;
 use super::{Body, Client};
 use crate::error::{Fault, Result};
@@ -42,7 +42,7 @@ pub(super) async fn create(
         sandboxes: 1,
         memory_bytes: spec.memory_bytes.unwrap_or(MEMORY_BYTES),
     };
-    gateway.admit(&client.key, needed)?;
+    let _admission = gateway.admit(&client.key, needed).await?;
     gateway.first_uses().ready(gateway.host(), &spec).await?;
     let sandbox = gateway.host().create(spec).await?;
     Trail::created(&sandbox);
@@ -174,6 +174,11 @@ fn expiry(gateway: &Gateway, origin: &Origin, new: &NewSandbox) -> Result<Option
     let after_ms = match saved {
         Some(saved) if new.timeout.is_none() => saved.map(|expiry| expiry.after_ms),
         _ => timeout(new.timeout, gateway)?.map(|timeout| timeout.as_millis() as u64),
+    };
+    // A lifetime that is set later ends as its creator chose.
+    let after_ms = match action {
+        ExpiryAction::Remove => after_ms,
+        _ => Some(after_ms.unwrap_or(FOREVER_MS)),
     };
     Ok(after_ms.map(|after_ms| Expiry { after_ms, action }))
 }

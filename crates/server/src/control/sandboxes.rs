@@ -14,7 +14,7 @@ use super::shapes::{self, Created, Detailed, Listed, NetworkRules, state};
 use super::{Asked, Body, Client, Id};
 use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
-use crate::gateway::{Gateway, New, is_shown, wake};
+use crate::gateway::{Admission, Gateway, New, is_shown, wake};
 use crate::labels::Labels;
 use crate::observe::{self, Operation, Trail};
 use crate::template;
@@ -209,7 +209,7 @@ async fn join(
         }
     }
     let info = sandbox.info()?;
-    admit_again(gateway, client, &info)?;
+    let _admission = admit_again(gateway, client, &info).await?;
     wake(&sandbox, info.state).await?;
     if asked.memory == Some(false) && info.state == Phase::Paused {
         // Its guest writes its files out before it boots anew.
@@ -229,12 +229,12 @@ fn check_timeout(gateway: &Gateway, seconds: Option<i64>) -> Result<()> {
 }
 
 /// A sandbox that continues counts as one more that runs.
-fn admit_again(gateway: &Gateway, client: &Client, info: &SandboxInfo) -> Result<()> {
+async fn admit_again(gateway: &Gateway, client: &Client, info: &SandboxInfo) -> Result<Admission> {
     let needed = New {
         sandboxes: 1,
         memory_bytes: info.memory_bytes,
     };
-    gateway.admit(&client.key, needed)
+    gateway.admit(&client.key, needed).await
 }
 
 /// What a sandbox was doing when a client asked for it.
@@ -439,7 +439,7 @@ pub(super) async fn fork(
         sandboxes: count as u32,
         memory_bytes: info.memory_bytes.saturating_mul(count as u64),
     };
-    gateway.admit(&client.key, needed)?;
+    let _admission = gateway.admit(&client.key, needed).await?;
     // A client that leaves in between must not leave copies without an end.
     let forking = observe::spawn(fork_for(sandbox, count, after));
     let copies = forking

@@ -17,6 +17,9 @@ const CLIENT_ID: &str = "sandtree";
 /// The end of a sandbox that does not expire, for clients that require one.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
+/// The longest lifetime of a sandbox. One that does not expire has it if its expiry must be known.
+pub const FOREVER_MS: u64 = 10 * 365 * 86_400_000;
+
 /// A request to create a sandbox.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -186,7 +189,7 @@ impl Listed {
             sandbox: info.id.clone(),
             client: CLIENT_ID,
             started_at: info.created_at.clone(),
-            end_at: info.expires_at.clone().unwrap_or_else(|| NEVER.to_owned()),
+            end_at: end(info),
             state: state(info.state),
             cpu_count: info.cpus,
             memory_mb: info.memory_bytes >> 20,
@@ -232,6 +235,22 @@ impl Detailed {
             volume_mounts: labels.volumes,
         }
     }
+}
+
+fn end(info: &SandboxInfo) -> String {
+    let is_forever = info
+        .expiry
+        .is_some_and(|expiry| expiry.after_ms == FOREVER_MS);
+    let lifetime_ms = info
+        .expires_at_unix_ms
+        .map(|at| at.saturating_sub(info.created_at_unix_ms));
+    // A lifetime that was set later is shorter.
+    let is_unchanged = lifetime_ms.is_none_or(|lifetime| lifetime >= FOREVER_MS);
+    let end = info
+        .expires_at
+        .clone()
+        .filter(|_| !(is_forever && is_unchanged));
+    end.unwrap_or_else(|| NEVER.to_owned())
 }
 
 /// A sandbox of another program has its image as its template.

@@ -12,7 +12,7 @@ use super::{Asked, Body, Id};
 use crate::digits;
 use crate::error::{Fault, Result};
 use crate::gateway::Gateway;
-use crate::observe::{Operation, Trail};
+use crate::observe::{self, Operation, Trail};
 use crate::records::SnapshotRecord;
 use crate::template;
 
@@ -65,18 +65,26 @@ pub(super) async fn create(
     };
     if with_memory {
         // The checkpoint stays in the sandbox, for a rollback. Both share their layers.
-        sandbox.checkpoint(Some(&name), Replace::Yes).await?;
         spec.from = Some(name.clone());
     }
-    let saved = sandbox.save(spec, Progress::silent()).await?;
-    let record = SnapshotRecord {
-        snapshot: saved.digest,
-        env: sandbox.env()?,
-        expiry: info.expiry,
+    let expiry = info.expiry;
+    let taken = name.clone();
+    let taking = async move {
+        if with_memory {
+            sandbox.checkpoint(Some(&taken), Replace::Yes).await?;
+        }
+        let saved = sandbox.save(spec, Progress::silent()).await?;
+        let record = SnapshotRecord {
+            snapshot: saved.digest,
+            env: sandbox.env()?,
+            expiry,
+        };
+        let host = gateway.host();
+        host.put_document(Shelf::Snapshots, &taken, record)
     };
-    gateway
-        .host()
-        .put_document(Shelf::Snapshots, &name, record)?;
+    // A client that leaves in between must not leave a part of it.
+    let taken = observe::spawn(taking).await;
+    taken.map_err(|_| Fault::internal("the snapshot failed"))??;
     let shown = Shown {
         snapshot: name.clone(),
         names: vec![name],

@@ -136,7 +136,7 @@ pub async fn create_sandbox(
         sandboxes: 1,
         memory_bytes: new.memory_bytes.unwrap_or(MEMORY_BYTES),
     };
-    native.gateway.admit(&client.key, needed)?;
+    let _admission = native.gateway.admit(&client.key, needed).await?;
     let spec = spec(new, &client)?;
     let sandbox = native.gateway.host().create(spec).await?;
     Ok((StatusCode::CREATED, Json(sandbox.info()?)))

@@ -73,7 +73,8 @@ pub async fn fork(
     };
     spec.check()?;
     let sandbox = native.sandbox(&of.sandbox)?;
-    native.admit(&client.key, &sandbox.info()?, spec.count as u32)?;
+    let count = spec.count as u32;
+    let _admission = native.admit(&client.key, &sandbox.info()?, count).await?;
     let (copies, report) = sandbox.fork(spec).await?;
     let forks = copies.iter().map(|copy| copy.info());
     let forks = forks.collect::<sandtree::Result<_>>()?;

@@ -17,7 +17,7 @@ use utoipa::{IntoParams, PartialSchema, ToSchema};
 use super::feed::Feed;
 use crate::auth;
 use crate::error::{Fault, Result};
-use crate::gateway::{Gateway, New};
+use crate::gateway::{Admission, Gateway, New};
 
 /// Uploads, downloads and work for registries at a time: each has a thread.
 const TRANSFERS_MAX: usize = 32;
@@ -58,12 +58,17 @@ impl Native {
     }
 
     /// Refuses what is over the limits of a key: so many more sandboxes like this one.
-    pub fn admit(&self, key: &KeyInfo, info: &SandboxInfo, sandboxes: u32) -> Result<()> {
+    pub async fn admit(
+        &self,
+        key: &KeyInfo,
+        info: &SandboxInfo,
+        sandboxes: u32,
+    ) -> Result<Admission> {
         let needed = New {
             sandboxes,
             memory_bytes: info.memory_bytes.saturating_mul(sandboxes.into()),
         };
-        self.gateway.admit(key, needed)
+        self.gateway.admit(key, needed).await
     }
 
     /// A place for a transfer, until it is dropped.

@@ -165,7 +165,7 @@ pub async fn start_sandbox(
     Body(options): Body<StartOptions>,
 ) -> Result<Json<SandboxInfo>> {
     let sandbox = native.sandbox(&of.sandbox)?;
-    native.admit(&client.key, &sandbox.info()?, 1)?;
+    let _admission = native.admit(&client.key, &sandbox.info()?, 1).await?;
     sandbox.start(duration(options.boot_timeout_ms)).await?;
     Ok(Json(sandbox.info()?))
 }
@@ -238,7 +238,7 @@ pub async fn resume_sandbox(
     client: Client,
 ) -> Result<Json<RestoreReport>> {
     let sandbox = native.sandbox(&of.sandbox)?;
-    native.admit(&client.key, &sandbox.info()?, 1)?;
+    let _admission = native.admit(&client.key, &sandbox.info()?, 1).await?;
     Ok(Json(sandbox.resume().await?))
 }
 
