@@ -87,7 +87,7 @@ def test_input_that_nothing_reads_is_refused(client, box):
     ]:
         with pytest.raises(NotFoundException, match="999999"):
             refused()
-    # It had no input, and goes on without.
+    # It had no input, and continues without.
     assert deaf.kill() is True
     assert end_of(deaf).exit_code == -1
     assert deaf.kill() is False

@@ -247,7 +247,7 @@ def test_a_key_limits_creations_a_minute(limited):
     refused = create(key)
     assert refused.status_code == 429
     assert refused.json()["message"] == "this key may create 2 sandboxes a minute"
-    # A client waits as long as it is told, and then succeeds.
+    # A client waits as long as the answer says, and then succeeds.
     assert 1 <= int(refused.headers["retry-after"]) <= 60 and "should-retry" not in refused.headers
     other = create(limited("--max-creates-per-minute", "1"))
     for id in [*ids, other.json()["sandboxID"]]:

@@ -54,7 +54,7 @@ test('contexts', async () => {
   await assert.rejects(sandbox.removeCodeContext(context), NotFoundError)
 })
 
-test('each part of an execution is told when it is there', async () => {
+test('each part of an execution is reported when it is there', async () => {
   const seen = []
   const code = `
 import sys
