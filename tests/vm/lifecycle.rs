@@ -205,8 +205,9 @@ fn cut_the_power(world: &World) {
     let info = world.inspect("a");
     let pid = |field: &str| u32::try_from(info[field].as_u64().unwrap()).unwrap();
     kill(pid("keeper_pid"), "KILL");
-    until("no QEMU outlives its keeper", || {
-        !support::is_alive(pid("qemu_pid"))
+    // Its socket accepts connections until it is gone.
+    until("keeper and QEMU are gone", || {
+        ["keeper_pid", "qemu_pid"].map(|field| support::is_alive(pid(field))) == [false; 2]
     });
     let path = sandbox_file(world, "state.json");
     let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

@@ -28,6 +28,8 @@ use crate::moment::now_unix_ns;
 
 /// The random bytes that a guest gets with its boot.
 const ENTROPY_BYTES: usize = 64;
+/// How much longer a request waits than the boot that it is a part of.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// Boots a kernel until its agent waits for a root.
 pub(crate) async fn boot_kernel(
@@ -142,7 +144,10 @@ impl Waiting {
                     entropy: random_bytes(ENTROPY_BYTES),
                     options: root.options,
                 };
-                guest.boot(boot, patience.whole()).await
+                // The patience ends first, with what the console says.
+                guest
+                    .boot(boot, patience.whole().saturating_add(SLACK))
+                    .await
             };
             patience.within(asked).await?;
             patience.configured(host, hub, root.identity).await
