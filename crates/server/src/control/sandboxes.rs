@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::query::{self, Order, PageQuery, Place};
-use super::shapes::{self, Created, Detailed, Listed, NetworkRules, state};
+use super::shapes::{self, Created, Detailed, FOREVER_MS, Listed, NetworkRules, state};
 use super::{Asked, Body, Client, Id};
 use crate::clock::now_unix_ms;
 use crate::error::{Fault, Result};
@@ -20,7 +20,7 @@ use crate::observe::{self, Operation, Trail};
 use crate::template;
 
 /// The longest lifetime that a client can ask for: that of any expiry.
-const TIMEOUT_MAX: i64 = 10 * 365 * 86_400;
+const TIMEOUT_MAX: i64 = (FOREVER_MS / 1000) as i64;
 /// E2B's value for a sandbox that does not expire, from CubeSandbox.
 const NEVER: i64 = -1;
 const FORKS_MAX: usize = 20;
